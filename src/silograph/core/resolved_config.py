@@ -33,6 +33,7 @@ class ResolvedConfig:
     normalize: Literal["none", "row", "standard", "standard_client"]
     edge_weights: Literal["log", "scale", "use", "ignore"]
     repeated_edges: Literal["mean", "sum", "count", "last", "first"] | None
+    directed: Literal["none", "along", "against", "both"]
     split: str
     partition: str
     clients: int

@@ -128,7 +128,8 @@ def sum_edge_weights(edges: CSR, halo: CSR, client: Tensor, clients: int) -> Cli
     them. So each edge counts twice, and the mean over all clients is that of all edges.
 
     Args:
-        edges: (n, n) edges inside clients, values are float64 weights; without values each is 1.
+        edges: (n, n) edges inside clients, values are float64 weights; without values each is 1. Of
+            edges with directions each has a weight of its own.
         halo: (n, S) edges to other clients, likewise.
         client: (n,) int64 whose row it is.
         clients: C.
@@ -138,6 +139,9 @@ def sum_edge_weights(edges: CSR, halo: CSR, client: Tensor, clients: int) -> Cli
         for part in (edges, halo)
     ]
     weight, row = torch.cat(parts), torch.cat([edges.row, halo.row])
+    if weight.dim() == 2:
+        is_edge = ~weight.isnan()
+        weight, row = weight[is_edge], row[:, None].expand_as(is_edge)[is_edge]
     order = weight.argsort(stable=True)  # no order of nodes or edges changes the bits of the sums
     return sum_by_client(weight[order, None], client[row[order]], clients)
 

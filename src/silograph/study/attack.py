@@ -587,7 +587,7 @@ def first_inputs(setup: Setup, block: ClientBlock) -> Tensor:
     if not conv.sums or conv.scales is None:
         return x
     degree = block.adj.weighted_degree.to(x.dtype)[:, None]
-    matrix = as_matrix(conv.scales, block.adj, degree, conv.scales.itself(degree))
+    matrix = as_matrix(conv.scales, block.adj, degree, degree, conv.scales.itself(degree))
     return matrix.tensor.to(x.dtype) @ x
 
 

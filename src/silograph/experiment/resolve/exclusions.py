@@ -24,7 +24,7 @@ from silograph.core.setting_values import (
     parse_speeds,
     shortest,
 )
-from silograph.experiment.resolve.data import STANDARD
+from silograph.experiment.resolve.data import STANDARD, WEIGHED_SAMPLERS
 from silograph.experiment.resolve.parts import Parts
 from silograph.experiment.resolve.user_code import import_spec, is_spec
 from silograph.graph.graph import LabelForm, Schema
@@ -177,6 +177,7 @@ def make_model(
             layers=num_layers(config.hidden, config.layers),
             dropout=config.dropout,
             task=schema.task,
+            directed=config.directed,
             **asdict(options),
         )
     )
@@ -666,6 +667,8 @@ def exclusions_of_model(
         f"expected decay_layers=all with {model.noun}, whose layers are not known, got "
         f"decay_layers={config.decay_layers}: leave it out",
     )
+    if config.directed != "none":
+        yield from _exclusions_of_directions(config, parts, model)
     selector = parts.selector.part
     if relevant is not None:
         yield (
@@ -686,6 +689,30 @@ def exclusions_of_model(
         f"expected a model that takes the draws of neighbors="
         f"{config.neighbors or parts.neighbors.part.name}, got {config.model}: {reason}; use "
         "neighbors=full or fanout",
+    )
+
+
+def _exclusions_of_directions(
+    config: RunConfig, parts: Parts, model: AnyModel
+) -> Iterator[Exclusion]:
+    """Yield what reads every edge both ways."""
+    sums = model.staged is not None and any(stage.conv.sums for stage in model.staged.stages)
+    yield (
+        not sums,
+        f"expected a model whose layers sum over neighbors for directed={config.directed}, got "
+        f"{model.noun}: leave directed out, or use gcn, sage, graphconv, gin, gat or appnp",
+    )
+    method, sampler = parts.method.part, parts.neighbors.part.name
+    yield (
+        not method.weighs_edges,
+        f"expected a method whose clients train on edges of their own for "
+        f"directed={config.directed}, got {method.name}, whose sums over edges go both ways: leave "
+        "directed out, or use a method such as fedavg or fedopt",
+    )
+    yield (
+        sampler not in WEIGHED_SAMPLERS,
+        f"expected neighbors=full or fanout for directed={config.directed}, got {sampler}, whose "
+        "draws know no directions: leave one of them out",
     )
 
 

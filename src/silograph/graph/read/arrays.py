@@ -5,6 +5,7 @@ n: nodes. E: edges as given. F: features a node. T: label bits of a multi-label 
 
 import logging
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, get_args
 
 import numpy as np
@@ -32,7 +33,12 @@ from silograph.graph.read.columns import (
     report_row_numbers,
     row_number_columns,
 )
-from silograph.graph.read.tables import RepeatedEdges, checked_weights, weights_of
+from silograph.graph.read.tables import (
+    RepeatedEdges,
+    checked_weights,
+    directed_weights_of,
+    weights_of,
+)
 
 # --- labels --------------------------------------------------------------------------------------
 # Labels as users write them (numbers, words, holes) turned into the numbers a graph holds.
@@ -304,8 +310,9 @@ def from_arrays(
     (2, [0, 1, -1], ('cat', 'dog'))
 
     Args:
-        edge_index: (2, E) integers, rows of `x`; edges are made undirected, self loops and
-            repeated edges are dropped.
+        edge_index: (2, E) integers, rows of `x`, from the source of each edge to its target. Runs
+            read edges in both directions unless they have `directed`; self loops and repeated edges
+            are dropped.
         edge_weight: (E,) finite numbers >= 0; None: every edge counts 1.
         repeated_edges: what an edge weighs that is listed several times, as in both directions:
             the `mean` of its weights, their `sum`, how often it is listed (`count`), or the `last`
@@ -357,12 +364,13 @@ def from_arrays(
     home, homes = _silos(silo, n, tuple(silo_names))
     # Edges and their weights.
     edges = _edges(edge_index, n)
-    adj, values = CSR.undirected(edges, n), None
+    adj, values = CSR.directions(edges, n), None
     if edge_weight is not None:
         values = checked_weights(array_of(edge_weight, "edge_weight"), edges.shape[1])
     weight = weights_of(adj, edges, values, name, repeated_edges)
+    directed_weight = directed_weights_of(adj, edges, values, name, repeated_edges)
     return Graph(
-        adj=adj,
+        adj=replace(adj, values=None),
         x=features,
         y=labels,
         num_classes=count,
@@ -374,7 +382,16 @@ def from_arrays(
         class_names=names,
         feature_names=feature_names,
         edge_weight=weight,
+        directed_weight=None if _goes_both_ways(adj, directed_weight) else directed_weight,
     )
+
+
+def _goes_both_ways(adj: CSR, directed_weight: Tensor) -> bool:
+    """Whether every stored edge is listed in both directions, with one weight."""
+    if bool((directed_weight < 0).any()):
+        return False
+    is_plain = directed_weight.dtype == torch.int8  # all weigh 1
+    return is_plain or torch.equal(directed_weight, directed_weight[adj.by_column])
 
 
 def split_of(parts: Sequence[object]) -> Split:

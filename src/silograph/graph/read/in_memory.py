@@ -4,6 +4,7 @@ import logging
 import sys
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from torch import Tensor
 from silograph.core.errors import DataError
 from silograph.core.numeric_state import standard_numerics
 from silograph.graph.csr import CSR
-from silograph.graph.graph import Features, Graph, LabelForm
+from silograph.graph.graph import Features, Graph, LabelForm, known_directions
 from silograph.graph.read.arrays import PARTS, ArrayInput, array_of, from_arrays, split_of
 from silograph.graph.read.columns import (
     NUMBERS,
@@ -102,7 +103,7 @@ def from_networkx(
             f"expected a node attribute {y!r} with labels, got attributes {others}: name yours, "
             'such as y="kind", or give num_classes if no label is known'
         )
-    return from_arrays(
+    made = from_arrays(
         edge_index=np.array(pairs, dtype=np.int64).reshape(-1, 2).T,
         edge_weight=weights,
         repeated_edges=repeated_edges,
@@ -117,6 +118,7 @@ def from_networkx(
         na_values=na_values,
         name=name,
     )
+    return made if graph.is_directed() else replace(made, directed_weight=None)
 
 
 def _report_other_attributes(
@@ -264,16 +266,16 @@ def from_pyg(
         if silo is not None:
             raise DataError("expected no silo beside a list of Data, got one: each is a silo")
         members = [_checked(each, f"{_place(i)}: ") for i, each in enumerate(data)]
-        arrays = _joined(members, tuple(silo_names), repeated_edges)
+        arrays, directed_weight = _joined(members, tuple(silo_names), repeated_edges)
     else:
-        members = [_checked(data)]
+        members, directed_weight = [_checked(data)], None
         arrays = _arrays(data) | {"silo": silo, "silo_names": silo_names}
         arrays["repeated_edges"] = repeated_edges
     report_unused(name, dict.fromkeys(key for each in members for key in _weight(each)[1]))
     others = dict.fromkeys(key for each in members for key in each.to_dict() if key not in USED)
     if others:
         LOG.warning("%s: fields of the Data are not used: %s", name, ", ".join(others))
-    return from_arrays(
+    graph = from_arrays(
         **arrays,
         num_classes=num_classes,
         node_id=node_id,
@@ -282,6 +284,7 @@ def from_pyg(
         na_values=na_values,
         name=name,
     )
+    return graph if directed_weight is None else replace(graph, directed_weight=directed_weight)
 
 
 def _checked(data: Any, where: str = "") -> "Data":
@@ -347,10 +350,11 @@ def _arrays(data: "Data") -> dict[str, Any]:
 
 def _joined(
     members: "Sequence[Data]", names: tuple[str, ...], repeated_edges: RepeatedEdges
-) -> dict[str, Any]:
+) -> tuple[dict[str, Any], Tensor | None]:
     """Return the arguments of `from_arrays` for the graphs of several clients side by side.
 
     Each edge is listed in both directions with the weight that `repeated_edges` makes of it.
+    Weights of their directions are returned besides, as in `Graph`.
     """
     if not members:
         raise DataError("expected at least one Data in the list of clients, got none")
@@ -367,7 +371,10 @@ def _joined(
     adj = CSR.block_diagonal(parts)
     splits = [list(vars(graph.split).values()) for graph in graphs if graph.split is not None]
     width = max(2, len(str(len(graphs) - 1)))
-    return {
+    directed_weight = None
+    if any(graph.is_directed for graph in graphs):
+        directed_weight = torch.cat([known_directions(graph) for graph in graphs])
+    arrays = {
         "edge_index": torch.stack([adj.row, adj.indices.long()]),
         "edge_weight": adj.values if weighted else None,
         "x": _stacked([graph.x for graph in graphs]),
@@ -376,6 +383,7 @@ def _joined(
         "silo": np.repeat(np.arange(len(graphs)), [graph.num_nodes for graph in graphs]),
         "silo_names": names or [f"client_{place:0{width}d}" for place in range(len(graphs))],
     }
+    return arrays, directed_weight
 
 
 def _member(data: "Data", place: int, repeated_edges: RepeatedEdges) -> Graph:

@@ -94,6 +94,7 @@ class Table:
         missing: the cells that count as missing in columns of labels and numbers.
         decimal: what stands before the fractions of numbers.
         matrix_rows: of the entries of a matrix, how many rows that has; else None.
+        undirected: of edges, whether the file says that they have no directions.
     """
 
     path: Path
@@ -105,6 +106,7 @@ class Table:
     missing: MissingValues = USUAL
     decimal: DecimalMark = "."
     matrix_rows: int | None = None
+    undirected: bool = False
 
     @property
     def head(self) -> str:
@@ -493,7 +495,8 @@ def _read_matrix_market(path: Path) -> Table:
     if field != "pattern":
         arrays["weight"] = matrix.data[stored]
     table = _of_columns(path, {name: values.tolist() for name, values in arrays.items()})
-    return replace(table, unit="entry", matrix_rows=int(rows))
+    undirected = symmetry != "general"
+    return replace(table, unit="entry", matrix_rows=int(rows), undirected=undirected)
 
 
 def pyarrow(path: Path) -> tuple[Any, Any]:
@@ -650,6 +653,46 @@ def weights_of(
     return torch.from_numpy(combined[np.searchsorted(pairs, place)])
 
 
+def directed_weights_of(
+    adj: CSR,
+    edges: np.ndarray,
+    weight: np.ndarray | None,
+    source: object,
+    repeated_edges: RepeatedEdges = "mean",
+) -> Tensor:
+    """Return the weight of every stored edge in the direction from its row to its column, (nnz,).
+
+    -1 where that direction is not listed; int8 where all listed ones weigh 1, else float64.
+
+    Args:
+        adj: (n, n) as `CSR.directions` returns it.
+        edges: as for `weights_of`; so are the other arguments.
+        weight: (E,) float64; None: each counts 1.
+        source: where they were read.
+        repeated_edges: the rule for edges that are listed several times in one direction.
+    """
+    assert adj.values is not None  # see `CSR.directions`
+    is_listed = (adj.values & 1).bool()
+    if weight is None and repeated_edges in ("sum", "count"):
+        weight = np.ones(edges.shape[1])
+    if weight is not None:
+        is_no_loop = edges[0] != edges[1]
+        source_node, target = edges[:, is_no_loop]
+        pairs, combined = combine_repeated(
+            source_node * adj.num_rows + target,
+            weight[is_no_loop],
+            repeated_edges,
+            source,
+            warn=False,  # `weights_of` has logged it
+        )
+        place = (adj.row * adj.num_rows + adj.indices)[is_listed].numpy()
+        if not (combined == 1).all():
+            listed = torch.full((adj.nnz,), -1.0, dtype=torch.float64)
+            listed[is_listed] = torch.from_numpy(combined[np.searchsorted(pairs, place)])
+            return listed
+    return is_listed.to(torch.int8) * 2 - 1
+
+
 def check_rule(repeated_edges: object) -> None:
     """Raise `DataError` for what is no rule for repeated edges."""
     if repeated_edges not in get_args(RepeatedEdges):
@@ -660,7 +703,12 @@ def check_rule(repeated_edges: object) -> None:
 
 
 def combine_repeated(
-    pair: np.ndarray, weight: np.ndarray, repeated_edges: RepeatedEdges, source: object
+    pair: np.ndarray,
+    weight: np.ndarray,
+    repeated_edges: RepeatedEdges,
+    source: object,
+    *,
+    warn: bool = True,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return each edge once, (e,) ascending, and its weight (e,) float64.
 
@@ -676,6 +724,7 @@ def combine_repeated(
         repeated_edges: `mean`, `sum`, the `count` of what is listed, or the `last` or `first` in
             the order of the list.
         source: of the list.
+        warn: whether that line is logged.
 
     Raises:
         DataError: a sum is too large for float32.
@@ -702,7 +751,7 @@ def combine_repeated(
             )
         return pair[first], sums
     differs = weight[first] != weight[last]
-    if differs.any():
+    if warn and differs.any():
         LOG.warning(
             "%s: %s listed with several weights, as in both directions: the mean counts",
             source,
