@@ -342,7 +342,7 @@ def with_directions(graph: Graph) -> Graph:
         )
     if graph.directed_weight is None:  # they are in use already
         return graph
-    weight = both_directions(graph.adj, graph.directed_weight)
+    weight = both_directions(graph.adj, graph.edge_weight, graph.directed_weight)
     return replace(graph, edge_weight=weight, directed_weight=None)
 
 
@@ -355,14 +355,20 @@ def known_directions(graph: Graph) -> Tensor:
     return torch.ones(graph.adj.nnz, dtype=torch.int8)
 
 
-def both_directions(adj: CSR, directed_weight: Tensor) -> Tensor:
+def both_directions(adj: CSR, edge_weight: Tensor | None, directed_weight: Tensor) -> Tensor:
     """Return the weight of both directions of every stored edge, (nnz, 2) float64; NaN: none.
 
     Args:
         adj: (n, n), its places symmetric.
-        directed_weight: (nnz,) as in `Graph`.
+        edge_weight: (nnz,) as in `Graph`; None: edges count 1 in either direction.
+        directed_weight: (nnz,) as in `Graph`; without weights (int8) an edge has that of
+            `edge_weight`.
     """
-    weight = directed_weight.double().masked_fill(directed_weight < 0, math.nan)
+    if edge_weight is None:
+        weight = torch.ones(adj.nnz, dtype=torch.float64)
+    else:
+        weight = edge_weight if directed_weight.dtype == torch.int8 else directed_weight
+    weight = weight.double().masked_fill(directed_weight < 0, math.nan)
     # The k-th edge by rows is, the other way round, the k-th by columns.
     return torch.stack([weight, weight[adj.by_column]], dim=1)
 

@@ -208,7 +208,7 @@ def silo_with_directions(silo: Silo) -> Silo:
             f"expected edges with directions in silo {silo.name}, got none that its tables tell: "
             "write directed = true in its silo.toml, or leave directed out"
         )
-    weight = both_directions(silo.adj, silo.directed_weight)
+    weight = both_directions(silo.adj, silo.edge_weight, silo.directed_weight)
     cross = replace(silo.cross, weight=silo.cross.directed_weight, directed_weight=None)
     return replace(silo, edge_weight=weight, directed_weight=None, cross=cross)
 
