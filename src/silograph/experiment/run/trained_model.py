@@ -393,7 +393,7 @@ class TrainedModel:
         return self.preprocessing.feature_names
 
     @property
-    def is_directed(self) -> bool:
+    def _reads_directions(self) -> bool:
         """Whether it reads directions of edges."""
         return isinstance(self.shape, Model) and self.shape.directed != "none"
 
@@ -420,7 +420,7 @@ class TrainedModel:
                 "sg.read_silos"
             )
         check_names("classes", self.class_names, graph.class_names, graph.name)
-        graph = self.preprocessing.apply(graph, directed=self.is_directed)
+        graph = self.preprocessing.apply(graph, directed=self._reads_directions)
         if graph.num_features != self.shape.features:
             raise DataError(
                 f"expected a graph with the model's {self.shape.features} features, "
@@ -474,7 +474,7 @@ class TrainedModel:
             "shape": self.shape.described(),
             "class_names": self.class_names,
             "preprocessing": self.preprocessing.to_dict()
-            | ({"version": DIRECTED} if self.is_directed else {}),
+            | ({"version": DIRECTED} if self._reads_directions else {}),
         }
         if self.threshold is not None:
             about["threshold"] = self.threshold.to_dict()
