@@ -145,8 +145,8 @@ def test_sage_both_ways_is_the_layer_of_dir_gnn() -> None:
 
 def deep(conv: str, way: str) -> Model:
     """A model with dropout, of features and attention as well."""
-    attention = {"attention_dropout": 0.3} if conv == "gat" else {}
-    return model_of(conv, layers=2, dropout=0.4, directed=way, **attention)
+    attention = 0.3 if conv == "gat" else 0.0
+    return model_of(conv, dropout=0.4, directed=way, attention_dropout=attention)
 
 
 @pytest.mark.parametrize("conv", SUMS)
@@ -192,7 +192,7 @@ def test_batches_with_all_neighbors_are_the_whole_pass(conv: str, way: str) -> N
     sums = [stage.conv.sums for stage in model.stages]
     hops = sum(sums)
     for sampler in (FULL, Fanout((NODES,) * hops)):
-        inputs, _ = sampled_pass(block, block.x, seeds, off, sampler, Key.of(2), sums, {})  # type: ignore[arg-type]
+        inputs, _ = sampled_pass(block, block.x, seeds, off, sampler, Key.of(2), sums, {})
         out = forward_pass(model, weights, inputs, None)
         assert torch.allclose(out, model.forward(weights, block)[seeds], atol=1e-12, rtol=0)
 
@@ -209,7 +209,7 @@ def test_drawn_neighbors_are_unbiased_in_each_direction(way: str) -> None:
     for number in range(draws):
         inputs, _ = sampled_pass(
             block, block.x, seeds, off, Fanout((2,)), Key.of(number), [True], {}
-        )  # type: ignore[arg-type]
+        )
         total += forward_pass(model, weights, inputs, None)
     assert torch.allclose(total / draws, model.forward(weights, block), atol=0.4)
 

@@ -38,8 +38,8 @@ from silograph.experiment.resolve.data import (
     client_block,
     describe_weight_scale,
     narrowing_line,
+    prepare_silo,
     scale_line,
-    silo_with_edges,
     sum_specs,
 )
 from silograph.experiment.resolve.parts import choose_parts, with_default_model
@@ -71,13 +71,7 @@ from silograph.federation.session.wire import need_packages
 from silograph.graph.block.block import ClientBlock
 from silograph.graph.column_statistics import FEATURES
 from silograph.graph.graph import schema_of
-from silograph.graph.silos.data import (
-    Silo,
-    featured,
-    silo_fingerprint,
-    silo_with_directions,
-    silo_without_directions,
-)
+from silograph.graph.silos.data import Silo, featured, silo_fingerprint
 from silograph.methods import METHODS
 from silograph.methods.local_only import sharing_in
 from silograph.task.counts import judges_of
@@ -319,9 +313,12 @@ class OwnData:
         resolved = resolve(config, schema, choose(config, method), make, weighted=True)
         resolved_config, method_config = resolved.config, resolved.method_config
         method = resolved.parts.method.part  # scored as the options and the row minimum say
-        directed = resolved_config.directed != "none"
-        silo = silo_with_directions(silo) if directed else silo_without_directions(silo)
-        silo = silo_with_edges(silo, resolved_config.edge_weights)
+        silo = prepare_silo(
+            self.silo,
+            config.features,
+            resolved_config.edge_weights,
+            directed=resolved_config.directed != "none",
+        )
         edge_weights_line = check_edge_weights(
             config, resolved_config, method, method_config.model, self.silo
         )

@@ -36,8 +36,7 @@ from silograph.graph.read.columns import (
 from silograph.graph.read.tables import (
     RepeatedEdges,
     checked_weights,
-    directed_weights_of,
-    weights_of,
+    weights_by_direction,
 )
 
 # --- labels --------------------------------------------------------------------------------------
@@ -367,8 +366,7 @@ def from_arrays(
     adj, values = CSR.directions(edges, n), None
     if edge_weight is not None:
         values = checked_weights(array_of(edge_weight, "edge_weight"), edges.shape[1])
-    weight = weights_of(adj, edges, values, name, repeated_edges)
-    directed_weight = directed_weights_of(adj, edges, values, name, repeated_edges)
+    weight, directed_weight = weights_by_direction(adj, edges, values, name, repeated_edges)
     return Graph(
         adj=replace(adj, values=None),
         x=features,

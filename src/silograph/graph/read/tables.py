@@ -653,27 +653,30 @@ def weights_of(
     return torch.from_numpy(combined[np.searchsorted(pairs, place)])
 
 
-def directed_weights_of(
+def weights_by_direction(
     adj: CSR,
     edges: np.ndarray,
     weight: np.ndarray | None,
     source: object,
     repeated_edges: RepeatedEdges = "mean",
-) -> Tensor:
-    """Return the weight of every stored edge in the direction from its row to its column, (nnz,).
+) -> tuple[Tensor | None, Tensor]:
+    """Return what `weights_of` returns, and the weight of every edge from its row to its column.
 
-    -1 where that direction is not listed; int8 where all listed ones weigh 1, else float64.
+    The latter is `Graph.directed_weight`, (nnz,): -1 where that direction is not listed; int8 where
+    no edge has another weight than 1, else float64.
 
     Args:
         adj: (n, n) as `CSR.directions` returns it.
-        edges: as for `weights_of`; so are the other arguments.
+        edges: as for `weights_of`; so are the other arguments and errors.
         weight: (E,) float64; None: each counts 1.
         source: where they were read.
-        repeated_edges: the rule for edges that are listed several times in one direction.
+        repeated_edges: the rule, here for edges that are listed several times in one direction.
     """
+    edge_weight = weights_of(adj, edges, weight, source, repeated_edges)
     assert adj.values is not None  # see `CSR.directions`
     is_listed = (adj.values & 1).bool()
-    if weight is None and repeated_edges in ("sum", "count"):
+    directed_weight = is_listed.to(torch.int8) * 2 - 1
+    if weight is None and edge_weight is not None:  # edges are counted
         weight = np.ones(edges.shape[1])
     if weight is not None:
         is_no_loop = edges[0] != edges[1]
@@ -685,12 +688,14 @@ def directed_weights_of(
             source,
             warn=False,  # `weights_of` has logged it
         )
-        place = (adj.row * adj.num_rows + adj.indices)[is_listed].numpy()
-        if not (combined == 1).all():
-            listed = torch.full((adj.nnz,), -1.0, dtype=torch.float64)
-            listed[is_listed] = torch.from_numpy(combined[np.searchsorted(pairs, place)])
-            return listed
-    return is_listed.to(torch.int8) * 2 - 1
+        if edge_weight is None and not (combined == 1).all():
+            # The first or last weights of all edges are 1, but not those of a direction.
+            edge_weight = torch.ones(adj.nnz, dtype=torch.float64)
+        if edge_weight is not None:
+            place = (adj.row * adj.num_rows + adj.indices)[is_listed].numpy()
+            directed_weight = directed_weight.double()
+            directed_weight[is_listed] = torch.from_numpy(combined[np.searchsorted(pairs, place)])
+    return edge_weight, directed_weight
 
 
 def check_rule(repeated_edges: object) -> None:

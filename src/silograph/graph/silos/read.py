@@ -55,9 +55,9 @@ from silograph.graph.read.tables import (
     RepeatedEdges,
     Table,
     combine_repeated,
-    directed_weights_of,
     read_arrays,
     read_table,
+    weights_by_direction,
     weights_of,
 )
 from silograph.graph.silos.data import CrossEdges, Silo, Silos
@@ -652,8 +652,8 @@ def _internal(
     adj = CSR.directions(pairs, len(place))
     weights = weight_column(table, weight) if weight in table.header else None
     listed = (adj, pairs, weights, table.path, spec.repeated_edges or "mean")
-    directed_weight = directed_weights_of(*listed) if spec.directed else None
-    return replace(adj, values=None), weights_of(*listed), directed_weight
+    both = weights_by_direction(*listed) if spec.directed else (weights_of(*listed), None)
+    return replace(adj, values=None), *both
 
 
 def _add_edge_once(
