@@ -114,8 +114,9 @@ class Model:
 
     @property
     def noun(self) -> str:
-        """The name of its convolution, in messages."""
-        return f"model {self.conv}"
+        """The name of its convolution, and which way its messages go, in messages."""
+        way = "" if self.directed == "none" else f" with directed={self.directed}"
+        return f"model {self.conv}{way}"
 
     @property
     def staged(self) -> "Model":

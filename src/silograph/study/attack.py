@@ -553,7 +553,9 @@ def attack_with_crafted_weights(setup: Setup, block: ClientBlock) -> list[Findin
     """Recover single rows from a step of SGD on crafted weights."""
     cfg, model = setup.method_config.in_round(1), setup.method_config.model
     names = {"0.weight", "0.bias", "1.weight", "1.bias"}
-    fits = isinstance(model, Model) and set(model.weight_shapes) == names
+    # `first_inputs` sums over all neighbors.
+    fits = isinstance(model, Model) and model.directed == "none"
+    fits = fits and set(model.weight_shapes) == names
     is_single_step = (
         cfg.schedule.epochs == 1 and cfg.schedule.whole and isinstance(cfg.optimizer, SGD)
     )

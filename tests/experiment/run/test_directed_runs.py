@@ -77,7 +77,7 @@ def test_a_method_reads_directions_or_refuses_them(
     ("options", "line"),
     [
         ({"model": "mlp"}, "layers sum over neighbors for directed=along, got model mlp: leave"),
-        ({"model": GCNConv, "hidden": 128}, "for directed=along, got a torch.nn.Module of your"),
+        ({"model": GCNConv, "hidden": 128}, "for directed=along, got model .*GCNConv: leave"),
         ({"neighbors": "ladies"}, "full or fanout for directed=along, got ladies, whose draws"),
     ],
 )

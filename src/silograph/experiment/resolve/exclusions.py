@@ -700,7 +700,7 @@ def _exclusions_of_directions(
     yield (
         not sums,
         f"expected a model whose layers sum over neighbors for directed={config.directed}, got "
-        f"{model.noun}: leave directed out, or use gcn, sage, graphconv, gin, gat or appnp",
+        f"model {config.model}: leave directed out, or use gcn, sage, graphconv, gin, gat or appnp",
     )
     method, sampler = parts.method.part, parts.neighbors.part.name
     yield (
