@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors import safe_open
-from torch_geometric.nn import GCNConv
+from torch_geometric.nn import SAGEConv
 
 import silograph as sg
 from runs import FAST, go, little_work, rows_of, same_bits, weights_of
@@ -21,6 +21,7 @@ from silograph.experiment.run.predictions import predict_to
 from silograph.graph.graph import Graph, fingerprint, largest_component, subgraph, with_directions
 from silograph.graph.silos.data import silo_fingerprint
 from silograph.methods import METHODS
+from silograph.nn.model import Model
 from silograph.study.workers import read_graph, write_graph
 from silos import config_of, federate, folders
 
@@ -77,13 +78,43 @@ def test_a_method_reads_directions_or_refuses_them(
     ("options", "line"),
     [
         ({"model": "mlp"}, "layers sum over neighbors for directed=along, got model mlp: leave"),
-        ({"model": GCNConv, "hidden": 128}, "for directed=along, got model .*GCNConv: leave"),
         ({"neighbors": "ladies"}, "full or fanout for directed=along, got ladies, whose draws"),
     ],
 )
 def test_what_knows_no_directions_is_refused(graph: Graph, options: Any, line: str) -> None:
     with pytest.raises(ConfigError, match=line):
         go(graph, directed="along", edge_weights="ignore", **options)
+
+
+def test_a_module_gets_edges_from_sources_to_targets(graph: Graph, work: Path) -> None:
+    """So a module with PyG's layer is the layer along edges."""
+    options: dict[str, Any] = {"rounds": 2, "collect": 1.0, "hidden": 128}
+    for way in ("against", "both"):
+        with pytest.raises(ConfigError, match=f"^expected directed=along for .*, got {way}$"):
+            go(graph, model=Along, directed=way, **options)
+    result = go(graph, model=Along, directed="along", out="run", **options)
+    assert rows_of(result) != rows_of(go(graph, model=Along, **options))
+    model = sg.load_model("run/model.safetensors", model=Along)
+    assert result.model is not None
+    expected = model.logits(graph)
+    assert torch.equal(expected, result.model.logits(graph))
+    layer = Model("sage", 7, 8, 3, 1, 0.0, "multiclass", directed="along")
+    names = {"lin_l.weight": "0.weight", "lin_r.weight": "0.root", "lin_l.bias": "0.bias"}
+    weights = {names[name.removeprefix("conv.")]: w.t() for name, w in model.weights.items()}
+    same = replace(model, shape=layer, weights=weights).logits(graph)
+    assert torch.allclose(same, expected, atol=1e-12)
+    with pytest.raises(DataError, match=r"^expected edges with directions in planted"):
+        model.logits(replace(graph, directed_weight=None))
+
+
+class Along(torch.nn.Module):
+    def __init__(self, features: int, outputs: int) -> None:
+        super().__init__()
+        self.conv = SAGEConv(features, outputs)
+
+    def forward(self, x: torch.Tensor, edge_index: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.conv(x, edge_index)
+        return out
 
 
 def test_a_graph_without_directions_is_refused(make_graph: MakeGraph, work: Path) -> None:
@@ -321,6 +352,7 @@ def test_labels_of_sources_are_learned_along_edges_only() -> None:
     for way in ("none", *WAYS):
         scores = go(graph, directed=way, **options).test.server
         assert scores is not None
+        assert scores.accuracy is not None
         accuracy[way] = scores.accuracy
     assert min(accuracy["along"], accuracy["both"]) > 0.9
     assert max(accuracy["none"], accuracy["against"]) < 0.7

@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, fields
 from math import prod
-from typing import Any, TypeVar, cast
+from typing import Any, Literal, TypeVar, cast
 
 import torch
 
@@ -155,7 +155,8 @@ def make_model(
     assert config.model is not None  # see `resolve`
     outputs = task_of(schema.task).outputs(schema)
     if make is not None:
-        model = ModuleModel(config.model, make, schema.num_features, outputs, schema.task)
+        way: Literal["none", "along"] = "none" if config.directed == "none" else "along"
+        model = ModuleModel(config.model, make, schema.num_features, outputs, schema.task, way)
         check(model, dtype, device)
         return model
     if config.model in RATING_MODELS:
@@ -696,9 +697,15 @@ def _exclusions_of_directions(
     config: RunConfig, parts: Parts, model: AnyModel
 ) -> Iterator[Exclusion]:
     """Yield what reads every edge both ways."""
+    is_module = isinstance(model, ModuleModel)
+    yield (
+        is_module and config.directed != "along",
+        f"expected directed=along for model {config.model}, which gets edge_index from sources to "
+        f"targets and may turn it, got {config.directed}",
+    )
     sums = model.staged is not None and any(stage.conv.sums for stage in model.staged.stages)
     yield (
-        not sums,
+        not sums and not is_module,
         f"expected a model whose layers sum over neighbors for directed={config.directed}, got "
         f"model {config.model}: leave directed out, or use gcn, sage, graphconv, gin, gat or appnp",
     )

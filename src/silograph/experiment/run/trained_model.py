@@ -395,7 +395,7 @@ class TrainedModel:
     @property
     def _reads_directions(self) -> bool:
         """Whether it reads directions of edges."""
-        return isinstance(self.shape, Model) and self.shape.directed != "none"
+        return isinstance(self.shape, Model | ModuleModel) and self.shape.directed != "none"
 
     def check_says_all(self) -> None:
         """Raise `DataError` for a model of ratings: tables of its clients belong to it."""
@@ -584,7 +584,11 @@ def _read_shape(saved: Mapping[str, Any], make: Make | None, path: str) -> AnyMo
             "sg.load_model(PATH, model=...)"
         )
     task: LabelForm = TypeAdapter(LabelForm).validate_python(saved["task"])
-    return ModuleModel(saved["module"], make, int(saved["features"]), int(saved["outputs"]), task)
+    way: Literal["none", "along"] = TypeAdapter(Literal["none", "along"]).validate_python(
+        saved.get("directed", "none")
+    )
+    sizes = int(saved["features"]), int(saved["outputs"])
+    return ModuleModel(saved["module"], make, *sizes, task, way)
 
 
 def _rating_kind(saved: Mapping[str, Any]) -> str:
