@@ -709,14 +709,15 @@ AGAINST_ = "against_"  # begins the names of weights of the second direction
 class Directed:
     """A convolution whose messages pass each edge one way, or both ways with weights of their own.
 
-    With both, the sum over neighbors is the mean of that over the nodes whose edges lead here and
-    that over the nodes where edges of this one lead: alpha = 1/2 of Dir-GNN (Rossi, Charpentier,
+    With both, the sum over neighbors is the mean of that over the sources of edges that lead here
+    and that over the targets of edges that start here: alpha = 1/2 of Dir-GNN (Rossi, Charpentier,
     Di Giovanni, Frasca, Günnemann and Bronstein, "Edge directionality improves learning on
-    heterophilic graphs", LoG 2023, section 4.1). What stands before and in the sum has weights for
-    each direction, what follows it (the node's own weight, bias, perceptron) is shared. As in their
-    D_out^-1/2 A D_in^-1/2, a node that sends scales by its edges in that direction, one that
-    receives by those that it receives along. What we changed: self loops of GCN and GAT stay, so
-    that a graph whose edges go both ways gives what the plain convolution does.
+    heterophilic graphs", LoG 2023). What stands before and in the sum has weights for each
+    direction: those called weight, sender and receiver. What follows it (the node's own weight,
+    bias, perceptron) is shared. Scales are those of the paper's D_out^-1/2 A D_in^-1/2: a sender's
+    by its edges in that direction, a receiver's by those along which it receives. What we changed:
+    self loops of GCN and GAT stay, so that a graph whose edges go both ways gives what the plain
+    convolution does.
 
     Attributes:
         conv: the convolution of each direction.

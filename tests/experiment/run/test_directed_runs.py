@@ -319,6 +319,20 @@ def test_a_session_has_the_bits_of_a_simulation(
         assert torch.equal(own.logits(graph), theirs.model.logits(graph))
 
 
+def test_silos_refuse_a_run_along_directions_that_they_do_not_have(
+    make_graph: MakeGraph, tmp_path: Path
+) -> None:
+    pytest.importorskip("grpc")
+    pytest.importorskip("cryptography")
+    config = config_of(2, partition="random", split="0.4/0.3/0.3", rounds=1, hidden=8, model="gcn")
+    silos = folders(make_graph(60), config, tmp_path / "silos")
+    settings = ServerSettings("127.0.0.1:0", seconds=60, insecure=True)
+    settings = replace(settings, silos=tuple(silo.name for silo in silos))
+    config = replace(config, directed="along", out=str(tmp_path / "run"))
+    with pytest.raises(ConfigError, match=r"edges with directions in silo client_0., got edges wi"):
+        federate(silos, config, settings)
+
+
 def test_commands_keep_directions(graph: Graph, work: Path) -> None:
     edges = graph.edge_index.T[with_directions(graph).edge_weight[:, 0] > 0].tolist()  # type: ignore[index]
     lines = [f"{a},{b}" for a, b in edges]

@@ -205,7 +205,7 @@ def silo_with_directions(silo: Silo) -> Silo:
     """
     if silo.directed_weight is None:
         raise DataError(
-            f"expected edges with directions in silo {silo.name}, got none that its tables tell: "
+            f"expected edges with directions in silo {silo.name}, got edges without: "
             "write directed = true in its silo.toml, or leave directed out"
         )
     weight = both_directions(silo.adj, silo.edge_weight, silo.directed_weight)

@@ -711,12 +711,15 @@ def _cross(path: Path, spec: SiloSpec, place: Mapping[str, int]) -> CrossEdges:
         pairs, combined = combine_repeated(numbers[0], weights, rule, table.path)
         weights = combined[np.searchsorted(pairs, numbers[1])]
         rows, slots = once.tolist()
+    all_weigh_1 = (weights == 1).all()
+    if directed_weight is not None:
+        all_weigh_1 = all_weigh_1 and (directed_weight.nan_to_num(1) == 1).all()
     return CrossEdges(
         torch.tensor(rows, dtype=torch.int64),
         torch.tensor(slots, dtype=torch.int64),
         tuple(name for name, _ in slot_of),
         _as_key_array([key for _, key in slot_of], spec),
-        None if (weights == 1).all() else torch.from_numpy(weights),
+        None if all_weigh_1 else torch.from_numpy(weights),
         directed_weight,
     )
 
