@@ -52,7 +52,7 @@ def from_networkx(
     na_values: NaValues = (),
     name: str = "graph",
 ) -> Graph:
-    """Return the graph of a networkx graph (directed and multigraphs too).
+    """Return the graph of a networkx graph (multigraphs too); a directed one keeps directions.
 
     Node names become the public keys: integers stay, anything else is written as a string. The
     `weight` of an edge is its weight, 1 where it has none.
@@ -249,12 +249,12 @@ def from_pyg(
 ) -> Graph:
     """Return the graph of a `torch_geometric.data.Data`, or of a list with one for each client.
 
-    A `Data` has `edge_index`, `y` and mostly `x`. `num_nodes` has to be the number of rows of `x`,
-    or of `y` where there is no `x`. `train_mask`, `val_mask` and `test_mask`, each
-    (n,) bool, become the split where all three are there. `edge_weight` (or an `edge_attr` of one
-    floating point number >= 0 an edge) becomes the edges' weights. Other values of edges are not
-    used; that is reported where they differ from edge to edge. Any other field, such as `pos` or
-    `batch`, is not used either, which is reported.
+    A `Data` has `edge_index`, from sources to targets, `y` and mostly `x`. `num_nodes` has to be
+    the number of rows of `x`, or of `y` where there is no `x`. `train_mask`, `val_mask` and
+    `test_mask`, each (n,) bool, become the split where all three are there. `edge_weight` (or an
+    `edge_attr` of one floating point number >= 0 an edge) becomes the edges' weights. Other values
+    of edges are not used; that is reported where they differ from edge to edge. Any other field,
+    such as `pos` or `batch`, is not used either, which is reported.
 
     Of a list, each `Data` is the graph of one silo, and no edge joins two of them: `run` with
     `partition="silo"` trains one client on each. Their names are `silo_names`, by default
