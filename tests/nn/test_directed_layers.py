@@ -168,7 +168,7 @@ def test_a_symmetric_graph_has_no_direction(conv: str, weighted: bool) -> None:
     graph = graph_of(edges, weight if weighted else None)
     assert graph.edge_weight is not None or not weighted
     both = replace(graph, directed_weight=torch.ones(graph.adj.nnz, dtype=torch.int8))
-    plain, block = deep(conv, "none"), block_of(with_directions(both))
+    plain, block = deep(conv, "none"), block_of(with_directions(both, symmetric=True))
     weights = plain.init_weights(Key.of(1), torch.float64)
     expected = plain.forward(weights, block_of(graph), Key.of(2))
     for way in WAYS:

@@ -156,8 +156,9 @@ class Graph:
             `with_directions` makes it.
         scale: least and largest rating that there may be, or None where labels are no ratings.
         directed_weight: (nnz,) the weight of the edge from the row of every stored edge to its
-            column, -1 where only the other direction is listed; int8 where every edge counts 1,
-            else float64. None: every edge goes both ways. Only runs with `directed` read it.
+            column, -1 where only the other direction is listed; float64, or int8 where each
+            direction has the weight of the edge. None: nobody knows where edges lead. Only runs
+            with `directed` read it.
     """
 
     adj: CSR
@@ -230,8 +231,10 @@ class Graph:
     @property
     def is_directed(self) -> bool:
         """Whether some edge goes one way only, or has another weight the other way."""
-        in_use = self.edge_weight is not None and self.edge_weight.dim() == 2
-        return self.directed_weight is not None or in_use
+        weight = self.directed_weight
+        if weight is None:
+            return self.edge_weight is not None and self.edge_weight.dim() == 2
+        return not torch.equal(weight, weight[self.adj.by_column])
 
     @property
     def task(self) -> LabelForm:
@@ -326,33 +329,29 @@ def subgraph(graph: Graph, nodes: Tensor) -> Graph:
     )
 
 
-def with_directions(graph: Graph) -> Graph:
+def with_directions(graph: Graph, *, symmetric: bool = False) -> Graph:
     """Return the graph with an `edge_weight` (nnz, 2) for each direction of its edges.
 
     The weight from the row to the column, and that from the column to the row; NaN where there is
     no such edge. Blocks of it know directions.
 
+    Args:
+        graph: as it was read.
+        symmetric: whether all edges may go both ways.
+
     Raises:
-        DataError: every edge goes both ways.
+        DataError: nobody knows where edges lead, or all go both ways.
     """
-    if not graph.is_directed:
+    if not graph.is_directed and not (symmetric and graph.directed_weight is not None):
+        got = "none" if graph.directed_weight is None else "edges that all go both ways"
         raise DataError(
-            f"expected edges with directions in {graph.name}, got edges that all go both ways: "
-            "leave directed out"
+            f"expected edges with directions in {graph.name}, got {got}: leave directed out, or "
+            "list each edge from its source to its target"
         )
     if graph.directed_weight is None:  # they are in use already
         return graph
     weight = both_directions(graph.adj, graph.edge_weight, graph.directed_weight)
     return replace(graph, edge_weight=weight, directed_weight=None)
-
-
-def known_directions(graph: Graph) -> Tensor:
-    """Return the `directed_weight` (nnz,) of a graph, also of one whose edges all go both ways."""
-    if graph.directed_weight is not None:
-        return graph.directed_weight
-    if graph.edge_weight is not None:
-        return graph.edge_weight
-    return torch.ones(graph.adj.nnz, dtype=torch.int8)
 
 
 def both_directions(adj: CSR, edge_weight: Tensor | None, directed_weight: Tensor) -> Tensor:
@@ -361,8 +360,7 @@ def both_directions(adj: CSR, edge_weight: Tensor | None, directed_weight: Tenso
     Args:
         adj: (n, n), its places symmetric.
         edge_weight: (nnz,) as in `Graph`; None: edges count 1 in either direction.
-        directed_weight: (nnz,) as in `Graph`; without weights (int8) an edge has that of
-            `edge_weight`.
+        directed_weight: (nnz,) as in `Graph`.
     """
     if edge_weight is None:
         weight = torch.ones(adj.nnz, dtype=torch.float64)

@@ -118,9 +118,12 @@ class Along(torch.nn.Module):
 
 
 def test_a_graph_without_directions_is_refused(make_graph: MakeGraph, work: Path) -> None:
-    line = "^expected edges with directions in planted, got edges that all go both ways: leave dir"
+    line = "^expected edges with directions in planted, got none: leave directed out, or list each"
     with pytest.raises(DataError, match=line):
         go(make_graph(), directed="along")
+    ones = torch.ones(make_graph().adj.nnz, dtype=torch.int8)
+    with pytest.raises(DataError, match="got edges that all go both ways: leave directed out"):
+        go(replace(make_graph(), directed_weight=ones), directed="along")
     cut = go(make_graph(), rounds=1).cut
     assert cut is not None
     with pytest.raises(DataError, match=line):
@@ -242,7 +245,7 @@ def test_a_saved_model_reads_directions(graph: Graph, work: Path) -> None:
     assert graph.directed_weight is not None
     turned = replace(graph, directed_weight=graph.directed_weight[graph.adj.by_column])
     assert not torch.equal(back.logits(turned), model.logits(graph))
-    line = "^expected edges with directions in planted, got edges that all go both ways"
+    line = "^expected edges with directions in planted, got none: leave directed out"
     with pytest.raises(DataError, match=line):
         back.logits(replace(graph, directed_weight=None))
     sg.write_silos("silos", graph, result.cut.partition, result.cut.split, directed=True)
@@ -370,3 +373,16 @@ def test_labels_of_sources_are_learned_along_edges_only() -> None:
         accuracy[way] = scores.accuracy
     assert min(accuracy["along"], accuracy["both"]) > 0.9
     assert max(accuracy["none"], accuracy["against"]) < 0.7
+
+
+@pytest.mark.parametrize("edges", [[[], []], [[0, 1], [1, 0]]])
+def test_a_model_predicts_on_few_nodes_whose_edges_happen_to_be_symmetric(
+    graph: Graph, edges: list[list[int]]
+) -> None:
+    """New nodes may have no edges at all."""
+    model = go(graph, rounds=1, directed="along").model
+    assert model is not None
+    x = graph.x[:3] if isinstance(graph.x, torch.Tensor) else graph.x
+    few = sg.from_arrays(edge_index=np.array(edges, dtype=np.int64), x=x, y=[0, 1, 2])
+    assert not few.is_directed
+    assert len(model.predict(few)) == 3

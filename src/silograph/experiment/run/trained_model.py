@@ -134,7 +134,7 @@ class Preprocessing:
             check_names("features", self.feature_names, data.feature_names, data.name)
             graph = data.graph
         else:
-            graph = with_directions(data) if directed else data
+            graph = with_directions(data, symmetric=True) if directed else data
             graph = with_edges(with_features(graph, self.features), rule, mean)
             check_names("features", self.feature_names, graph.feature_names, graph.name)
         if self.normalize == "row":

@@ -380,16 +380,8 @@ def from_arrays(
         class_names=names,
         feature_names=feature_names,
         edge_weight=weight,
-        directed_weight=None if _goes_both_ways(adj, directed_weight) else directed_weight,
+        directed_weight=directed_weight,
     )
-
-
-def _goes_both_ways(adj: CSR, directed_weight: Tensor) -> bool:
-    """Whether every stored edge is listed in both directions, with one weight."""
-    if bool((directed_weight < 0).any()):
-        return False
-    is_plain = directed_weight.dtype == torch.int8  # all weigh 1
-    return is_plain or torch.equal(directed_weight, directed_weight[adj.by_column])
 
 
 def split_of(parts: Sequence[object]) -> Split:

@@ -14,7 +14,7 @@ from torch import Tensor
 from silograph.core.errors import DataError
 from silograph.core.numeric_state import standard_numerics
 from silograph.graph.csr import CSR
-from silograph.graph.graph import Features, Graph, LabelForm, known_directions
+from silograph.graph.graph import Features, Graph, LabelForm, with_directions
 from silograph.graph.read.arrays import PARTS, ArrayInput, array_of, from_arrays, split_of
 from silograph.graph.read.columns import (
     NUMBERS,
@@ -373,7 +373,9 @@ def _joined(
     width = max(2, len(str(len(graphs) - 1)))
     directed_weight = None
     if any(graph.is_directed for graph in graphs):
-        directed_weight = torch.cat([known_directions(graph) for graph in graphs])
+        ways = [with_directions(graph, symmetric=True).edge_weight for graph in graphs]
+        weights = [weight[:, 0].nan_to_num(-1) for weight in ways if weight is not None]
+        directed_weight = torch.cat(weights)
     arrays = {
         "edge_index": torch.stack([adj.row, adj.indices.long()]),
         "edge_weight": adj.values if weighted else None,

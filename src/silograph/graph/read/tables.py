@@ -663,7 +663,7 @@ def weights_by_direction(
     """Return what `weights_of` returns, and the weight of every edge from its row to its column.
 
     The latter is `Graph.directed_weight`, (nnz,): -1 where that direction is not listed; int8 where
-    no edge has another weight than 1, else float64.
+    each listed direction has the weight of the edge, else float64.
 
     Args:
         adj: (n, n) as `CSR.directions` returns it.
@@ -693,8 +693,10 @@ def weights_by_direction(
             edge_weight = torch.ones(adj.nnz, dtype=torch.float64)
         if edge_weight is not None:
             place = (adj.row * adj.num_rows + adj.indices)[is_listed].numpy()
-            directed_weight = directed_weight.double()
-            directed_weight[is_listed] = torch.from_numpy(combined[np.searchsorted(pairs, place)])
+            weights = torch.from_numpy(combined[np.searchsorted(pairs, place)])
+            if not torch.equal(weights, edge_weight[is_listed]):
+                directed_weight = directed_weight.double()
+                directed_weight[is_listed] = weights
     return edge_weight, directed_weight
 
 
