@@ -142,6 +142,12 @@ class RunConfig:
         "mean of its weights, their sum, how often it is listed, or the last or first weight "
         "(default: mean)",
     )
+    directed: Literal["none", "along", "against", "both"] = setting(
+        "Data",
+        "none",
+        "which way messages pass an edge: none (both ways, as if edges had no direction), along "
+        "it (from source to target), against it, or both, with weights of their own",
+    )
     split: str = setting(
         "Data",
         "0.2/0.4/0.4",

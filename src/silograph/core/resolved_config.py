@@ -34,6 +34,7 @@ class ResolvedConfig:
     feature_drift: bool
     edge_weights: Literal["log", "scale", "use", "ignore"]
     repeated_edges: Literal["mean", "sum", "count", "last", "first"] | None
+    directed: Literal["none", "along", "against", "both"]
     split: str
     partition: str
     clients: int

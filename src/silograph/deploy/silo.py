@@ -38,8 +38,8 @@ from silograph.experiment.resolve.data import (
     client_block,
     describe_weight_scale,
     narrowing_line,
+    prepare_silo,
     scale_line,
-    silo_with_edges,
     sum_specs,
 )
 from silograph.experiment.resolve.parts import choose_parts, with_default_model
@@ -316,7 +316,12 @@ class OwnData:
         resolved = resolve(config, schema, choose(config, method), make, weighted=True)
         resolved_config, method_config = resolved.config, resolved.method_config
         method = resolved.parts.method.part  # scored as the options and the row minimum say
-        silo = silo_with_edges(silo, resolved_config.edge_weights)
+        silo = prepare_silo(
+            self.silo,
+            config.features,
+            resolved_config.edge_weights,
+            directed=resolved_config.directed != "none",
+        )
         edge_weights_line = check_edge_weights(
             config, resolved_config, method, method_config.model, self.silo
         )

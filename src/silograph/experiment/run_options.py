@@ -52,6 +52,9 @@ class StudyOptions(TypedDict, total=False):
     """what an edge weighs that a graph's file lists several times, as in both directions: the
     mean of its weights, their sum, how often it is listed, or the last or first weight (default:
     mean)"""
+    directed: Literal["none", "along", "against", "both"]
+    """which way messages pass an edge: none (both ways, as if edges had no direction), along it
+    (from source to target), against it, or both, with weights of their own"""
     split: str
     """train/val/test shares in each client (time:COLUMN:SHARES: by a column of times, the latest
     test, time:SHARES by that of ratings; by-client:SHARES: each client splits its own copies);

@@ -16,6 +16,7 @@ import silograph as sg
 from commands import Capture
 from silograph.cli import run_app
 from silograph.core.errors import ConfigError, DataError
+from silograph.graph.silos.data import silo_with_directions
 from silograph.graph.silos.inspect import RatingSummary, SiloSummary, inspect_silos
 from silograph.graph.silos.prepare import prepare
 from silograph.graph.silos.schema import (
@@ -607,3 +608,57 @@ def test_figures_of_an_inspection_are_those_of_the_tables(tmp_path: Path) -> Non
         assert silo.missing == gaps
     # A column for other words is there at all silos by design, whether any has such a word.
     assert not any("kind other" in line for line in made.warnings)
+
+
+def ways_of(folder: Path) -> dict[tuple[str, str], float]:
+    """The weight of every edge of a silo from a source to a target."""
+    silo = silo_with_directions(sg.read_silo(folder))
+    cross, keys, weight = silo.cross, silo.keys, silo.edge_weight
+    assert weight is not None
+    assert cross.weight is not None
+    row, column = silo.graph.edge_index.tolist()
+    ways = {
+        (keys[a], keys[b]): w for a, b, w in zip(row, column, weight[:, 0].tolist(), strict=True)
+    }
+    for a, b, (out, back) in zip(
+        cross.row.tolist(), cross.slot.tolist(), cross.weight.tolist(), strict=True
+    ):
+        ways |= {(keys[a], cross.keys[b]): out, (cross.keys[b], keys[a]): back}
+    return {edge: w for edge, w in ways.items() if not math.isnan(w)}
+
+
+def test_payments_know_who_paid(tmp_path: Path) -> None:
+    """Each direction is combined by itself, alike at both banks, together and one by one."""
+    schema = write(
+        tmp_path, GRAPH.replace('listed_by = "source"', 'listed_by = "source"\ndirected = true')
+    )
+    prepare(tmp_path / "raw", schema=schema, out=tmp_path / "silos")
+    north = {("N1", "N2"): 1.5, ("N2", "N1"): 2.5, ("N1", "S1"): 4.5, ("S1", "N1"): 2.25}
+    assert ways_of(tmp_path / "silos/north") == north | {("S2", "N2"): 1.0}
+    south = {("S2", "S1"): 7.0, ("N1", "S1"): 4.5, ("S1", "N1"): 2.25, ("S2", "N2"): 1.0}
+    assert ways_of(tmp_path / "silos/south") == south
+    for name in ("north", "south"):
+        prepare(tmp_path / "raw" / name, schema=schema, out=tmp_path / "first" / name)
+    for name, other in (("north", "south"), ("south", "north")):
+        received = [tmp_path / f"first/{other}/edges_for/{other}_to_{name}.csv"]
+        prepare(tmp_path / "raw" / name, schema=schema, out=tmp_path / name, received=received)
+        assert ways_of(tmp_path / name) == ways_of(tmp_path / "silos" / name)
+    result = sg.run(tmp_path / "silos", directed="both", rounds=1, split="0.5/0/0.5", hidden=4)
+    assert result.config.directed == "both"
+
+
+def test_edges_of_a_table_without_directions_go_both_ways_beside_others(tmp_path: Path) -> None:
+    more = '[edges.friends]\nsource = "a"\ntarget = "b"\n\n[silos]'
+    text = GRAPH.replace("[silos]", more).replace(
+        'repeated = "sum"', 'repeated = "sum"\ndirected = true'
+    )
+    schema = write(tmp_path, text)
+    (tmp_path / "raw/north/friends.csv").write_text("a,b\nN1,N2\nN2,S2\n")
+    (tmp_path / "raw/south/friends.csv").write_text("a,b\nS2,N2\nS1,S2\n")
+    prepare(tmp_path / "raw", schema=schema, out=tmp_path / "silos")
+    ways = ways_of(tmp_path / "silos/north")
+    assert (ways["N1", "N2"], ways["N2", "N1"]) == (2.5, 3.5)
+    assert (ways["N2", "S2"], ways["S2", "N2"]) == (1.0, 2.0)
+    south = ways_of(tmp_path / "silos/south")
+    assert (south["S2", "S1"], south["S1", "S2"]) == (8.0, 1.0)
+    assert (south["N2", "S2"], south["S2", "N2"]) == (1.0, 2.0)

@@ -60,6 +60,7 @@ from silograph.graph.graph import (
     scale_problem,
     schema_of,
     subgraph,
+    with_directions,
     with_features,
 )
 from silograph.graph.heterogeneity import leaked_tests
@@ -80,6 +81,8 @@ from silograph.graph.silos.data import (
     silo_block,
     silo_fingerprint,
     silo_split,
+    silo_with_directions,
+    silo_without_directions,
 )
 from silograph.methods.base import AnyMethod
 from silograph.nn.forward import AnyModel
@@ -177,12 +180,12 @@ def describe_weight_scale(rule: Use, weight: Tensor | None) -> str | None:
 
     Args:
         rule: what becomes of weights of edges.
-        weight: (E,) of all edges, or None.
+        weight: (E,) or (E, 2) of all edges, or None.
     """
     if rule != "use" or weight is None or not len(weight):
         return None
     low, high = USUAL_MEDIAN
-    median = float(weight.median())
+    median = float(weight[~weight.isnan()].median())  # NaN is no edge in that direction
     if low <= median <= high:
         return None
     return (
@@ -207,12 +210,28 @@ def with_edges(graph: Graph, rule: Use, mean: float | None = None) -> Graph:
     return replace(graph, edge_weight=weight)
 
 
-def prepare_silo(silo: Silo, features: FeatureSource, rule: Use, mean: float | None = None) -> Silo:
+def prepare_silo(
+    silo: Silo,
+    features: FeatureSource,
+    rule: Use,
+    mean: float | None = None,
+    *,
+    directed: bool = False,
+) -> Silo:
     """Return a silo with the features and the weights of edges that a config asks for.
 
+    Args:
+        silo: as it was read.
+        features: where features come from.
+        rule: what becomes of weights of edges.
+        mean: as for `with_edges`.
+        directed: whether messages follow the directions of edges.
+
     Raises:
-        DataError: `features` is "given", and the silo has none; or see `with_edges`.
+        DataError: `features` is "given", and the silo has none; `directed`, and its edges have no
+            directions; or see `with_edges`.
     """
+    silo = silo_with_directions(silo) if directed else silo_without_directions(silo)
     return silo_with_edges(featured(silo, features), rule, mean)
 
 
@@ -227,9 +246,14 @@ def silo_with_edges(silo: Silo, rule: Use, mean: float | None = None) -> Silo:
 def _transform(
     weight: Tensor | None, rule: Use, mean: float | None, edges: int, name: str
 ) -> Tensor | None:
-    """Return the weights (E,) float64 as they are used, None where each of the edges counts 1."""
+    """Return the weights (E,) float64 as they are used, None where each of the edges counts 1.
+
+    Those of both directions (E, 2) stay NaN where there is no edge.
+    """
     if rule == "ignore":
-        return None
+        if weight is None or weight.dim() == 1:
+            return None
+        return torch.ones_like(weight).where(~weight.isnan(), weight)
     if rule == "use":
         return weight
     edge_weight = torch.ones(edges, dtype=torch.float64) if weight is None else weight.double()
@@ -499,8 +523,14 @@ def seed_of(config: RunConfig | ResolvedConfig, name: str) -> int:
 def prepare_graph(config: RunConfig | ResolvedConfig, graph: Graph) -> Graph:
     """Return the graph that a run uses: the kept part, with the features of the config.
 
-    Edge weights are kept or removed. Each client transforms them later, as the config says.
+    Edge weights and directions are kept or removed. Each client transforms weights later, as the
+    config says.
+
+    Raises:
+        DataError: the config wants directions of edges, and all go both ways.
     """
+    is_directed = config.directed != "none"
+    graph = with_directions(graph) if is_directed else replace(graph, directed_weight=None)
     graph = with_edges(graph, "ignore" if config.edge_weights == "ignore" else "use")
     if config.largest_component:
         graph = largest_component(graph)
@@ -767,7 +797,11 @@ def join_silo_data(
         DataError: silos disagree, or one lacks the split of the config.
     """
     route = agree(silos)
-    members = [prepare_silo(silo, config.features, config.edge_weights) for silo in silos.members]
+    directed = config.directed != "none"
+    members = [
+        prepare_silo(silo, config.features, config.edge_weights, directed=directed)
+        for silo in silos.members
+    ]
     silos = replace(silos, members=tuple(members))
     blocks = [client_block(silo, config, dtype) for silo in silos.members]
     block, statistics, mean_edge_weight = join_blocks(blocks), None, None

@@ -40,6 +40,7 @@ from silograph.graph.silos.export import (
 )
 from silograph.graph.silos.read import (
     CROSS,
+    DIRECTIONS,
     EDGES,
     FEATURES,
     FEDERATION,
@@ -465,7 +466,8 @@ def connect_silo(
     own = set(silo.keys)
     owner_of = _owner_of(silo, schema, owner_by_key)
     left_out: Counter[str] = Counter()
-    rows: dict[tuple[str, str, str], dict[str, list[ListedEdge]]] = {}
+    is_directed = any(table.directed for table in schema.edges.values())
+    rows: dict[tuple[str, str, str, str], dict[str, list[ListedEdge]]] = {}
     for edge in chain(silo.listed, *received.values()):
         ends = sorted((edge.source, edge.target), key=lambda key: key not in own)
         near, far = ends
@@ -482,9 +484,20 @@ def connect_silo(
         elif owner != silo.name and by_source and owner not in received:
             left_out[f"to {owner}, whose list is missing"] += 1
         else:
-            # Inside a silo an edge has no direction; between silos each side has its own node.
-            first, second = sorted(ends) if owner == silo.name else (near, far)
-            rows.setdefault((owner, first, second), {}).setdefault(edge.table, []).append(edge)
+            pairs = [(edge.source, edge.target)]
+            if is_directed and not schema.edges[edge.table].directed:  # it goes both ways
+                pairs.append((edge.target, edge.source))
+            for source, target in pairs:
+                # Between silos each side has its own node first; inside one the source comes first,
+                # or without directions the lesser key.
+                first, second, way = source, target, ""
+                if owner != silo.name:
+                    first, second = near, far
+                    way = DIRECTIONS[source != near] if is_directed else ""
+                elif not is_directed:
+                    first, second = sorted(ends)
+                tables_of_edge = rows.setdefault((owner, first, second, way), {})
+                tables_of_edge.setdefault(edge.table, []).append(edge)
     weighted = any(e.weight is not None or e.repeated == "count" for e in schema.edges.values())
     tables: dict[str, Columns] = {}
     for kind, names in ((EDGES, ("source", "target")), (CROSS, ("own", "silo", "remote"))):
@@ -494,6 +507,8 @@ def connect_silo(
             *([[pair[0] for pair in chosen]] if kind == CROSS else []),
             [pair[2] for pair in chosen],
         ]
+        if is_directed and kind == CROSS:
+            names, columns = (*names, "direction"), [*columns, [pair[3] for pair in chosen]]
         tables[kind] = {n: np.array(c, dtype=np.str_) for n, c in zip(names, columns, strict=True)}
         if weighted:
             sums = [math.fsum(_weights(rows[pair], schema)) for pair in chosen]
@@ -830,6 +845,8 @@ def _spec(silo: RawSilo, schema: Schema) -> str:
         return f'{name}task = "rating"\nscale = [{low!r}, {high!r}]\n'
     assert schema.nodes is not None
     classes = ", ".join(toml_value(word) for word in schema.nodes.classes)
+    is_directed = any(table.directed for table in schema.edges.values())
     text = f"{name}features = {len(silo.feature_names)}\nclasses = [{classes}]\n"
+    text += "directed = true\n" * is_directed
     numbers = [f"{toml_value(feature)} = {n}\n" for feature, n in silo.missing.items()]
     return text + "".join(["\n[missing]  # cells without a value\n", *numbers] if numbers else [])

@@ -477,6 +477,9 @@ class EdgeTable:
         listed_by: `both` if each silo's table has all edges of its nodes; `source` if an edge
             between silos is in the table of its source's silo only, as transfers are that a bank
             sends. Then the other silo has to receive the list (`received`).
+        directed: whether folders say which end is the source, for runs with `directed`. An edge
+            that is listed several times is then combined in each direction apart. If only some
+            tables are directed, edges of the others go both ways.
     """
 
     source: Names
@@ -486,6 +489,7 @@ class EdgeTable:
     decimal: Literal[".", ","] | None = None
     repeated: Literal["sum", "mean", "count", "last", "first"] = "sum"
     listed_by: Literal["both", "source"] = "both"
+    directed: bool = False
 
 
 @dataclass(frozen=True, config=STRICT, kw_only=True)
