@@ -5,6 +5,7 @@ These need `pip install playwright` and the system's Chromium. Last run: 2026-11
 
 import shutil
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +48,8 @@ def pages(make_graph: MakeGraph, tmp_path: Path) -> list[Path]:
     assert cut is not None
     sg.write_silos(tmp_path / "silos", cut.graph, cut.partition, cut.split)
     members = sg.read_silos(tmp_path / "silos").members
+    long_names = tuple(f"{'long' * 30}{n}" for n in range(cut.graph.num_features))
+    members = tuple(replace(silo, feature_names=long_names) for silo in members)
     write_inspection(inspect_silos(members), tmp_path / "silos", tmp_path / "data.html")
     several = Path(write_comparison(runs, tmp_path / "all.html").path)
     return [*single, several, tmp_path / "data.html"]
