@@ -43,6 +43,7 @@ FLAGS: dict[str, tuple[list[str], str, Any]] = {
     "scale": (["--scale", "0.5"], "scale = 0.5", 0.5),
     "rating_scale": (["--rating-scale", "1,10"], 'rating_scale = "1,10"', "1.0,10.0"),
     "repeated_edges": (["--repeated-edges", "sum"], 'repeated_edges = "sum"', "sum"),
+    "directed": (["--directed", "both"], 'directed = "both"', "both"),
     "largest_component": (["--largest-component"], "largest_component = true", True),
     "features": (["--features", "degree"], 'features = "degree"', "degree"),
     "normalize": (["--normalize", "row"], 'normalize = "row"', "row"),

@@ -35,6 +35,7 @@ FIELDS: dict[str, st.SearchStrategy[Any]] = {
     "columns": st.none() | st.text(),
     "na_values": st.none() | st.text(),
     "repeated_edges": st.none() | st.sampled_from(["mean", "sum", "count", "last", "first"]),
+    "directed": st.sampled_from(["none", "along", "against", "both"]),
     "largest_component": st.booleans(),
     "features": st.sampled_from(["given", "degree", "constant", "onehot-degree"]),
     "normalize": st.sampled_from(["none", "row"]),
