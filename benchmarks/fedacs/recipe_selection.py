@@ -318,9 +318,9 @@ RECIPE = Recipe(
 <!-- paper -->
 
 FedACS, its parts and other client selectors were run on two data sets of ratings, in five cuts
-each. No selector is measurably better than uniform selection of as many clients, and taking half
-of the clients saves half of the bytes for about .01 of RMSE. Select clients uniformly, and fewer
-of them to save bytes.
+each. FedACS is not measurably different from uniform selection of as many clients, and half of the
+clients save half of the bytes for about .01 of RMSE. Select clients uniformly, and fewer of them
+to save bytes.
 
 <!-- verdict -->
 <!-- verdict -->

@@ -71,9 +71,9 @@ RECIPE = Recipe(
 | `fedlocal` | 87.43 ± 0.58 | - | 61.05 |
 
 FedAIS and other methods were run on PubMed with 100, 300 and 1,000 clients. With 300 clients
-FedAIS is still ahead, but with 1,000, at about 16 training nodes each, all methods fail, and
-FedAIS stays at the largest class. With many small clients use local SGD and a server step, with
-which FedAIS learns ([server_step.md](server_step.md)).
+FedAIS is still ahead, but with 1,000, at about 16 training nodes each, no method comes near these
+figures, and FedAIS stays at the largest class. With many small clients use local SGD and a server
+step, with which FedAIS learns ([server_step.md](server_step.md)).
 
 ## How it was measured
 
