@@ -48,6 +48,7 @@ SERVER: dict[str, Scalar] = {
 LOCAL, FEDOPT, FEDAVG, LEARNS = "local", "fedopt", "fedavg", "fedavg with SGD .1 x 10"
 FEDPROX, SCAFFOLD, LLCG = "fedprox", "scaffold", "llcg"
 FEDGRAINS, FEDAIS = "fedavg with neighbors of fedgrains", "fedais"
+MEAN = {"server_optimizer": "none"}
 KEPT: dict[str, Any] = {**ADAM, **ONCE, "keep_optimizer": True}
 SPLITS: dict[str, Scalar] = {"epsilon1": 0.05, "epsilon2": 0.1, "warmup": 20}
 GENERATOR: dict[str, Scalar] = {
@@ -79,7 +80,7 @@ METHODS: dict[str, dict[str, Any]] = {
         "neighbors": "fedgrains",
         "options": {"neighbors.k": 32},
     },
-    "fedper": {"method": "fedper", **ADAM, **ONCE, "options": {"private": 1}},
+    "fedper": {"method": "fedper", **ADAM, **ONCE, **MEAN, "options": {"private": 1}},
     "gcfl": {"method": "gcfl", **ADAM, **ONCE, "options": SPLITS},
     "gcflplus": {"method": "gcflplus", **ADAM, **ONCE, "options": SPLITS | {"sequence": 5}},
     "fedpub": {
@@ -93,7 +94,7 @@ METHODS: dict[str, dict[str, Any]] = {
             "communities": 5,
         },
     },
-    "fedsageplus": {"method": "fedsageplus", **ADAM, **ONCE, "options": GENERATOR},
+    "fedsageplus": {"method": "fedsageplus", **ADAM, **ONCE, **MEAN, "options": GENERATOR},
     "fedgraph": {
         "method": "fedgraph",
         "server_optimizer": "none",

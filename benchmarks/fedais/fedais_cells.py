@@ -133,6 +133,8 @@ def options_of(place: Place, method: str) -> dict[str, Any]:
         own = {"kappa": batch, "local_steps": BATCHES}
         return {"selector": None, "options": own, "server_optimizer": "none"}
     drawn: dict[str, Any] = {"batch_size": batch, "fanout": "10,10"}
+    if method == "fedsageplus":
+        drawn["server_optimizer"] = "none"
     return drawn | ({"options": dict(SERVER)} if method == "fedopt" else {})
 
 

@@ -50,7 +50,7 @@ RUN: dict[str, Any] = {
 ADAM: dict[str, Any] = {"optimizer": "adam", "lr": 0.01, "keep_optimizer": True}
 METHODS: dict[str, dict[str, Any]] = {
     "fedopt": {"method": "fedopt", "optimizer": "sgd", "lr": 0.1, "local_epochs": 1},
-    "fedper": {"method": "fedper", **ADAM},
+    "fedper": {"method": "fedper", **ADAM, "local_epochs": 1, "server_optimizer": "none"},
     "fedpub": {"method": "fedpub", **ADAM},
 }
 FLOW = {"neighbors.k": 32}

@@ -51,7 +51,7 @@ PARTITION = {"disjoint": "metis", "overlapping": "metis_overlapping"}
 METHODS: dict[str, dict[str, Any]] = {
     "local": {"method": "local"},
     "fedavg": {"method": "fedavg"},
-    "fedper": {"method": "fedper", "options": {"private": 1}},
+    "fedper": {"method": "fedper", "server_optimizer": "none", "options": {"private": 1}},
     "gcflplus": {
         "method": "gcflplus",
         "options": {"epsilon1": 1.0, "epsilon2": 2.0, "warmup": 20, "sequence": 5},
@@ -73,6 +73,7 @@ METHODS: dict[str, dict[str, Any]] = {
 SAGE: dict[str, dict[str, Any]] = {
     "fedsageplus": {
         "method": "fedsageplus",
+        "server_optimizer": "none",
         "options": {
             "hidden": 0.5,
             # Steps on all of a client's nodes; its paper has epochs of several batches. Of 20, 100

@@ -23,7 +23,9 @@ last step's gradients, which do not travel here. A client that was away is in no
 round; one without a full series goes with the larger part. As in the authors' code, nothing is
 split in the first `warmup` rounds, and no cluster below three clients; after a split of `gcflplus`
 all series begin anew. The thresholds are absolute, so they depend on the model, the optimizer and
-the rate: Adam of rate 0.01 moves a model of 200,000 weights by up to 4.
+the rate: Adam of rate 0.01 moves a model of 200,000 weights by up to 4. By default clients take ten
+local epochs of SGD of rate 0.1: Adam that is built anew in every round fails where clients are
+small (benchmarks/defaults/beside_fedopt.md).
 
 Views: `personalized` scores what a client's training left, and picks the round. There is no
 `server` view: the server has a model for each cluster.
@@ -53,7 +55,7 @@ from silograph.core.setting_values import log
 from silograph.evaluation.scoring import personal, received_specs
 from silograph.federation.base import positions_of
 from silograph.federation.field_specs import LOSS, TRAINED
-from silograph.methods.base import AnyMethod, Caution, Method, RoundReport, ServerState
+from silograph.methods.base import AnyMethod, Caution, Method, Needs, RoundReport, ServerState
 from silograph.methods.local_only import InitialModel, OwnModel, begin_own, own_weights
 from silograph.methods.local_training import (
     LocalModel,
@@ -387,11 +389,10 @@ GCFL: AnyMethod = Method(
         "longest_change": "Length of the longest change of one client there; it splits above "
         "epsilon2.",
     },
+    needs=Needs(optimizer="sgd", local_epochs=10),
     cautions=(
         Caution(
-            "clients train with adam, as for fedavg; on Coauthor-CS, on Photo with 10 clients and "
-            "on PubMed with 100 the result is far behind local, and on Photo --optimizer sgd "
-            "--local-epochs 10 learns",
+            "plain sgd learns slowly where features are small, as on PubMed: raise --lr there",
             of="labels of nodes",
         ),
     ),
