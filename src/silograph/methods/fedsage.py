@@ -636,8 +636,8 @@ FEDSAGEPLUS: Method[FedSageOptions] = Method(
     needs=Needs(optimizer="sgd", lr=0.02, local_epochs=5, server_optimizer="adam"),
     cautions=(
         Caution(
-            "on random cuts generated neighbors hurt: on Cora with 10 clients 63.9 % beside 69.4 of "
-            "fedopt with the same steps (benchmarks/defaults/beside_fedopt.md)"
+            "on random cuts generated neighbors hurt: 63.9 % on Cora with 10 clients, where fedopt "
+            "with the same steps has 69.4 (benchmarks/defaults/beside_fedopt.md)"
         ),
     ),
 )
