@@ -44,7 +44,6 @@ def name_of(page: Path) -> str:
     return page.relative_to(ROOT).as_posix()
 
 
-
 @pytest.mark.usefixtures("forked")
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_examples_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

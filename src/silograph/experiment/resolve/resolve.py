@@ -157,8 +157,8 @@ def explain_torch_kernels(
     if why_not_compiled(training) is None:
         return warning  # what this machine lacks; the reason says how to mend it
     return (
-        f"{warning}; docs/explanation/performance.md lists what is compiled, and kernels=torch drops "
-        "this line"
+        f"{warning}; docs/explanation/performance.md lists what is compiled, and kernels=torch "
+        "drops this line"
     )
 
 
