@@ -106,6 +106,7 @@ def federate(
     def silo(folder: Path) -> None:
         if not listening.wait(600) or not address:
             return
+        prepared = folder / "prepared.json"
         plain = Attendance(
             reached(folder, address[0]),
             folder / "key.pem",
@@ -115,6 +116,7 @@ def federate(
             patience=30.0,
             allow=ALLOW,
             results=folder / "results" if keep else None,
+            prepared=prepared.read_text() if prepared.exists() else None,
             policy=policies.get(folder),
         )
         try:

@@ -82,17 +82,31 @@ RECIPE = Recipe(
     text="""\
 # FedAvg over ten seeds and three views
 
-Test accuracy in percent, mean over clients, at the round that validation picks and in the last:
-Cora's largest component cut by METIS, 20/40/40 in each client, 2-layer GCN of width 128, dropout
-.5, local Adam of rate .01 built anew in each of 100 rounds, weight decay 5e-4 unless it says none.
-A seed draws cut, split, weights and dropout. Mean ± standard deviation (least to greatest). All
-splits are of one graph and overlap, so a mean is less certain than its spread suggests.
+<!-- table -->
+<!-- table -->
+
+FedAvg with local Adam was trained on Cora with ten seeds and scored in three views: the server's
+model, the same model on the uncut graph, and the clients' own models. With 10 clients, the
+server's model has between 60.8 and 80.3, and the clients' own models are 9 points higher (17 with
+20 clients). Read FedAvg in the server view, use several seeds, and turn weight decay off if you
+train with local Adam.
+
+## How it was measured
+
+The graph is the largest component of Cora, cut by METIS and split 20/40/40. The model is a 2-layer
+GCN of width 128 with dropout .5. Clients use Adam with rate .01, which is reset in each of 100
+rounds, and weight decay 5e-4 except where noted. Figures are test accuracy in percent, averaged
+over clients (mean ± standard deviation, lowest to highest). A seed draws cut, split, weights and
+dropout.
+
+## Limits
+
+- All splits are of one graph and overlap. A mean is therefore less certain than its standard
+  deviation suggests.
+- The row of 100 clients has one seed.
 
 <!-- again -->
 <!-- again -->
-
-<!-- table -->
-<!-- table -->
 
 <!-- cells -->
 <!-- cells -->

@@ -220,24 +220,133 @@ RECIPE = Recipe(
     text="""\
 # Defaults that learn: local optimizer by server step
 
-Accuracy in percent of the server's model over all clients' nodes, at the best round by validation;
-in parentheses that validation accuracy. Settings are chosen by validation alone.
+| test accuracy, three seeds | local SGD, server Adam | local Adam, mean (naive) |
+|-|-|-|
+| Cora, 10 clients | 85.7 ± 0.7 | 75.5 ± 2.1 |
+| Cora, 100 clients | 84.4 ± 0.9 | 31.4 ± 0.8 |
+| CiteSeer, 10 clients | 74.0 ± 0.9 | 71.9 ± 0.9 |
+| CiteSeer, 100 clients | 73.7 ± 1.5 | 56.0 ± 2.7 |
+| PubMed, 10 clients | 86.1 ± 0.1 | 82.7 ± 0.5 |
+| PubMed, 100 clients | 86.0 ± 0.2 | 64.6 ± 5.1 |
 
-![Validation accuracy by round, Cora, 100 clients.](curves.svg)
+Local optimizers and server steps were combined on three graphs with 10, 100 and 300 clients.
+FedAvg with local Adam (rate .01), the setting of several papers, ends at the largest class on Cora
+with 100 clients; local SGD with server Adam learns everywhere. Use `fedopt`, the default, and do
+not average models of small clients that were trained with a fresh Adam.
 
-<!-- again -->
-<!-- again -->
+![Validation accuracy by round on Cora with 100 clients.](curves.svg)
+
+## How it was measured
+
+| key | default on this page | naive |
+|-|-|-|
+| `method` | `fedopt` | `fedavg` |
+| `optimizer`, `lr`, `local_epochs` | `sgd`, 0.1, 1 | `adam`, 0.01, 1 |
+| server step | Adam, rate 0.005, absolute tau 1e-5 | none: the mean replaces the model |
+| `weight_decay` | 5e-4 | 5e-4 |
+
+Graphs are cut by METIS, without edges between clients, and split 20/40/40. The model is a 2-layer
+GCN of width 128 with dropout .5 and raw features. Runs have 100 rounds with all clients. Accuracy
+is that of the server's model over all nodes, in percent. Rounds and settings are chosen by
+validation only. A seed draws cut, split, weights and dropout.
+
+`SGD 1 x 3 / Adam .01, tau 1e-4` means three local epochs of SGD with rate 1, then server Adam with
+rate .01. Unless given, tau is 1e-3 and the server rate of `momentum .9` is 1. `replace` is FedAvg.
+Local optimizers are reset each round.
+
+## Which setting is best
 
 <!-- means -->
 <!-- means -->
 
+`3 cells` is mean validation accuracy on Cora with 10 and 100 clients and PubMed with 100, seed 0.
+`worst gap` is the most points behind the best setting of a cell, with a star where not all cells
+ran. `rounds to 95 %` counts rounds to 95 % of a run's best.
+
+`SGD .1 x 1 / Adam .005, tau 1e-5` was chosen. Its mean over nine cells is within .1 of the best,
+and it is never more than .9 points behind. It is steadier on other graphs than the settings above
+it. On Photo with GraphSAGE, a server rate of .01 fails on one of two seeds. The first settings of
+the table differ by less than seeds do.
+
+## Default and naive in all cells
+
 <!-- default and naive -->
 <!-- default and naive -->
+
+Test accuracy over three seeds. `uncut view` scores the same weights on the graph with its edges
+between clients, and `personalized` the clients' models after their local epoch. On Cora and
+CiteSeer the last round is 2 to 4 points below the best one; `--patience` ends such runs early.
+
+## Why the naive setting fails
+
+- **Each step of a fresh Adam has full length.** It divides each gradient by its own size, so
+  weight decay alone moves a weight by about the rate. Most words do not occur at a small client
+  (83 % of the first layer with 100 clients), so most clients drive their weights to zero.
+- **Weight decay is most of it, not all.** Without it, Cora has 82.7, 69.0 and 37.7 with 10, 100
+  and 300 clients.
+- **No server step repairs it.** Local Adam with any server step has at most 36 on Cora with 100
+  clients (validation: 39).
+- The clients' own models after a local epoch [hide the failure](../fedgrains/local_and_fedavg.md),
+  so score the server's model.
+
+## Sensitivity
+
+- SGD with the plain mean (rate 1 or 2) equals the default on Cora. On PubMed, whose features are
+  small, it has 72 to 74 after 100 rounds, where the default has 86.0.
+- Server momentum .9 needs the right local rate, and server Adam a tau that is small beside the
+  changes.
+- Three local epochs equal one within noise.
+
+The next table changes one point of the protocol (one seed). Cells have test accuracy, validation
+accuracy in brackets, then test accuracy of the last round. Cuts at random or by label drop nearly
+all edges.
 
 <!-- variants -->
 <!-- variants -->
 
+Other graphs at the best validation round:
+
 <!-- robust -->
 <!-- robust -->
+
+## All settings
+
+Cells as above, with the standard deviation where three seeds ran, else seed 0.
+
+### Cora
+
+<!-- cora -->
+<!-- cora -->
+
+### CiteSeer
+
+<!-- citeseer -->
+<!-- citeseer -->
+
+### PubMed
+
+<!-- pubmed -->
+<!-- pubmed -->
+
+## Limits
+
+- The default has changed twice since. The server's tau is now relative and its rate .01
+  ([features.md](features.md)), and clients take five epochs of SGD .02 ([fedopt.md](fedopt.md)).
+  With row-normalized features, the absolute tau of this page does not converge in 100 rounds.
+- Settings more than three points behind the best on Cora (10 or 100 clients) mostly did not run
+  elsewhere.
+- Not varied: local momentum, local rates above 2, server betas, weight decay beside the naive
+  setting, and a kept local optimizer.
+- 133 cells of seed 0 used torch kernels, the others compiled ones, which draw dropout differently.
+  `seconds` cannot be compared.
+
+<!-- again -->
+<!-- again -->
+
+<!-- cells -->
+<!-- cells -->
+
+<!-- machine -->
+<!-- machine -->
 """,
 )

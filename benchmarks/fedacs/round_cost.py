@@ -2,9 +2,9 @@
 
     python benchmarks/fedacs/round_cost.py DATA [epinions | ciao]
 
-prints the tables of cost.md. Every row is a process of its own, so that its peak of memory is its
-own; rows take turns. CPU seconds of a round without evaluation, the median of five rounds after a
-first one, and the range of these medians over turns.
+prints the tables of round_cost.md. Every row is a process of its own, so that its peak of memory
+is its own; rows take turns. CPU seconds of a round without evaluation, the median of three rounds
+after a first one, and the range of these medians over turns.
 """
 
 import json

@@ -13,7 +13,6 @@ sys.path.insert(0, str(Path(__file__).parent))
 from fedais_cells import (
     COSTS,
     KEPT,
-    REBUILT,
     Place,
     cell_of,
     line_of,
@@ -144,30 +143,71 @@ RECIPE = Recipe(
     title="what FedAIS' rules save, and what was added to them (PubMed, 100 clients)",
     cells=cells,
     page=page,
-    text=f"""\
+    text="""\
 # What FedAIS' rules save
 
+| Adam rebuilt, up to the goal | folds | accuracy | rows' bytes saved, % | all bytes saved, % |
+|-|-|-|-|-|
+| random nodes | 1 | 89.41 | 36.1 | 18.6 |
+| importance | 1 | 89.20 | 46.5 | 30.6 |
+| adaptive interval | 1 | 89.41 | 62.5 | 34.7 |
+| FedAIS: both | 3 | 88.56 ± 0.94 | 68.2 | 26.9 |
+| no halo | 1 | 87.53 | 100.0 | -85.3 |
+| rows as bytes | 1 | 89.51 | 92.8 | 42.5 |
+| interval from 10, the number of batches | 1 | 89.67 | 90.5 | 42.0 |
+
+Each rule of FedAIS was run alone and with others on PubMed with 100 clients, beside FedAll. All
+rules save bytes of rows at the same accuracy, but weights are three quarters of all bytes, and the
+paper's rules together save 27 %. To save more, send weights and rows as bytes and start the
+interval at the number of batches, which saves 82.6 % of all bytes.
+
 <!-- verdict -->
 <!-- verdict -->
 
-PubMed, 100 clients, random partition; the setting, the goal and what counts are those of
-[table 2](table2.md). Rows are embeddings with the numbers of slots.
+## How it was measured
 
-<!-- again -->
-<!-- again -->
+The partition is random. The setting, the goal and what is counted are those of [table
+2](table2.md). Rows are embeddings with the numbers of their slots.
 
-## {REBUILT}
+## Adam rebuilt
 
-<!-- {REBUILT} -->
-<!-- {REBUILT} -->
+<!-- Adam rebuilt -->
+<!-- Adam rebuilt -->
 
 ![Accuracy by bytes.](bytes_0.svg)
 
-## {KEPT}
+## Adam kept
 
-<!-- {KEPT} -->
-<!-- {KEPT} -->
+<!-- Adam kept -->
+<!-- Adam kept -->
 
 ![Accuracy by bytes.](bytes_1.svg)
+
+## What the tables show
+
+- Nodes drawn by importance save as much as nodes drawn at random: 68.0 and 67.8 % of rows' bytes
+  with the adaptive interval.
+- An adaptive interval from ten batches, a whole round, saves 90.5 % at the same accuracy. The
+  paper's begins at two.
+- Weights as bytes alone save 75 % of all bytes, and FedAll with rows and weights as bytes 74 %.
+  Half precision saves 59 %.
+- Weights as half bytes are level with exact weights after the last round (88.85 and 88.75), but
+  take more rounds. With a tenth of the nodes the model hardly learns.
+
+## Limits
+
+- The aim of 90 % fewer bytes is missed: it is 82.6 % with weights as bytes, 86.8 % with half
+  bytes, and 88.7 % with Adam kept, too (three folds each).
+- Most rows have one fold.
+- A dash marks runs of an earlier version that took more work for the same result.
+
+<!-- again -->
+<!-- again -->
+
+<!-- cells -->
+<!-- cells -->
+
+<!-- machine -->
+<!-- machine -->
 """,
 )

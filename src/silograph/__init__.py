@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from silograph.graph.read.csv import from_csv
     from silograph.graph.read.in_memory import from_networkx, from_pyg
     from silograph.graph.read.ratings import ratings
+    from silograph.graph.silos.categories import count_categories, join_categories
     from silograph.graph.silos.data import Silo, Silos
     from silograph.graph.silos.export import write_silos
     from silograph.graph.silos.guess_schema import guess_schema
@@ -71,6 +72,8 @@ _HOME = {
     "read_silos": "graph.silos.read",
     "write_silos": "graph.silos.export",
     "prepare": "graph.silos.prepare",
+    "count_categories": "graph.silos.categories",
+    "join_categories": "graph.silos.categories",
     "guess_schema": "graph.silos.guess_schema",
     "compare": "study.compare",
     "Comparison": "study.comparison",
@@ -104,12 +107,14 @@ __all__ = [
     "TrainingError",
     "Tuned",
     "compare",
+    "count_categories",
     "from_arrays",
     "from_csv",
     "from_networkx",
     "from_pyg",
     "generate",
     "guess_schema",
+    "join_categories",
     "load",
     "load_model",
     "make_partition",

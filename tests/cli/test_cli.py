@@ -43,6 +43,7 @@ FLAGS: dict[str, tuple[list[str], str, Any]] = {
     "scale": (["--scale", "0.5"], "scale = 0.5", 0.5),
     "rating_scale": (["--rating-scale", "1,10"], 'rating_scale = "1,10"', "1.0,10.0"),
     "repeated_edges": (["--repeated-edges", "sum"], 'repeated_edges = "sum"', "sum"),
+    "directed": (["--directed", "both"], 'directed = "both"', "both"),
     "largest_component": (["--largest-component"], "largest_component = true", True),
     "features": (["--features", "degree"], 'features = "degree"', "degree"),
     "normalize": (["--normalize", "row"], 'normalize = "row"', "row"),
@@ -123,6 +124,7 @@ FLAGS: dict[str, tuple[list[str], str, Any]] = {
     ),
     "strict": (["--strict"], "strict = true", True),
     "checkpoint_every": (["--checkpoint-every", "0"], "checkpoint_every = 0", 0),
+    "feature_drift": (["--feature-drift"], "feature_drift = true", True),
     "local_bias": (["--local-bias"], "local_bias = true", True),
     "seed": (["--seed", "1"], "seed = 1", 1),
     "partition_seed": (["--partition-seed", "2"], "partition_seed = 2", 2),
@@ -178,6 +180,7 @@ def test_the_set_of_flags() -> None:
         "--no-keep-optimizer",
         "--no-residual",
         "--no-local-bias",
+        "--no-feature-drift",
         "--no-strict",
     }
     cut = {"--" + name.replace("_", "-") for name in CUT_FIELDS if name != "options"}

@@ -293,7 +293,7 @@ WRONG: dict[str, tuple[list[str], str]] = {
     ),
     "missing flag": (
         ["predict", "runs/x"],
-        "error: Missing option '--data'. Give --data VALUE: a silo's folder, or name or path of a",
+        "error: Missing option '--out'. Give --out VALUE: file to write, CSV or .parquet; it must ",
     ),
     "missing argument": (
         ["recommend"],

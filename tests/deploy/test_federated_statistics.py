@@ -166,9 +166,33 @@ def test_without_weights_of_edges_there_are_no_sums(
     assert lines[0] == lines[1]
 
 
-def test_a_policy_decides_whether_sums_may_leave(make_graph: MakeGraph, tmp_path: Path) -> None:
+@pytest.mark.parametrize("normalize", ["none", "standard", "standard_client"])
+def test_histograms_of_features_are_the_same_over_a_session(
+    make_graph: MakeGraph, tmp_path: Path, normalize: str
+) -> None:
+    drift: dict[str, Any] = {
+        "feature_drift": True,
+        "evaluation_min_count": 3,
+        "normalize": normalize,
+    }
+    graph = make_graph(90) if normalize == "none" else with_times(make_graph(90))
+    ours, theirs, _ = trained(graph, tmp_path, **drift)
+    assert ours.feature_drift.keys() == theirs.feature_drift.keys() != set()
+    for name, distances in ours.feature_drift.items():
+        assert torch.equal(distances, theirs.feature_drift[name])
+    lines = [[r.to_line() for r in result.ledger.since(0)] for result in (ours, theirs)]
+    assert lines[0] == lines[1]
+    assert (tmp_path / "run/feature_drift.csv").read_text().count("\n") == 1 + 3 * len(
+        ours.feature_drift
+    )
+
+
+@pytest.mark.parametrize("asks", [{"normalize": "standard"}, {"feature_drift": True}])
+def test_a_policy_decides_whether_sums_may_leave(
+    make_graph: MakeGraph, tmp_path: Path, asks: dict[str, Any]
+) -> None:
     graph = make_graph(60)
-    config = config_of(2, **OPTIONS, normalize="standard")
+    config = config_of(2, **OPTIONS, **asks)
     silos = folders(graph, config, tmp_path / "silos")
     policy = SiloPolicy(kinds=("control", "evaluation", "weights"))
     with pytest.raises(ConfigError, match="got a run that sends statistics: add statistics to kin"):
@@ -180,5 +204,5 @@ def test_a_policy_decides_whether_sums_may_leave(make_graph: MakeGraph, tmp_path
     result = federate(silos, config, PLAIN, policy=policy, audit=audit)
     entries = [json.loads(line) for line in audit.read_text().splitlines()]
     sent = [entry for entry in entries if entry.get("kind") == "statistics"]
-    assert len(sent) == 3
+    assert len(sent) == 3 + ("feature_drift" in asks)
     assert result.ledger.bytes_by_kind["statistics"] > 0

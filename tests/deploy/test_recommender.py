@@ -257,6 +257,15 @@ def test_a_simulation_recommends_as_its_silos_do(
         assert ours.users == theirs.users
         for user in ours.users:
             assert ours.best_items(user, 5) == theirs.best_items(user, 5)
+    names = [silo.name for silo in silos]
+    every = [tmp_path / f"{name}.csv" for name in ("all", *names)]
+    for out, client in zip(every, ([], *(["--client", name] for name in names)), strict=True):
+        flags = ["--all", "--top", "3", "--out", str(out), *client]
+        assert run_app(["recommend", str(run), *flags]) == 0
+    all_rows, *rows = [list(csv.reader(out.read_text().splitlines())) for out in every]
+    assert all_rows[0] == ["client", *rows[0][0]]
+    own = [[name, *row] for name, table in zip(names, rows, strict=True) for row in table[1:]]
+    assert all_rows[1:] == own
     assert run_app(["report", str(run)]) == 0  # nothing is missing or altered
     first = next((run / "recommenders").iterdir())
     first.write_bytes(first.read_bytes() + b"x")

@@ -193,6 +193,7 @@ def test_predictions_are_those_that_were_scored(
         agreed = {row["key"] for row in page.table("key", "value", "meaning")}
         assert {"method", "rounds", "lr"} <= agreed <= {*FIELDS} - {*UNUSED}
         assert {*UNUSED} <= {*FIELDS}
+        assert about["config"].keys() <= {*FIELDS} - {*UNUSED}
         assert out.stat().st_mode & 0o077 == 0
 
 

@@ -324,6 +324,30 @@ def prepared(data: Data) -> object:
     return bits_of(sg.read_silo(silo.folder))
 
 
+def write_counted(data: Data) -> tuple[Path, Path]:
+    """A folder with a table of nodes, and a schema with a category to be counted."""
+    (folder := data.new()).mkdir()
+    rows = "".join(f"k{number},{'ab'[number % 2]}\n" for number in range(20))
+    (folder / "nodes.csv").write_text(f"id,kind\n{rows}")
+    schema = folder / "schema.toml"
+    schema.write_text(
+        '[nodes]\ntable = "nodes"\nkey = "id"\nclasses = ["0"]\n[features.kind]\n'
+        'type = "category"\nvalues = "counted"\nother = true\n'
+    )
+    return folder, schema
+
+
+def counted(data: Data) -> object:
+    folder, schema = write_counted(data)
+    return sg.count_categories(folder, schema=schema, out=data.new())
+
+
+def joined(data: Data) -> object:
+    folder, schema = write_counted(data)
+    sg.count_categories(folder, schema=schema, out=(words := data.new()))
+    return sg.join_categories(schema, [words])
+
+
 def generated(data: Data) -> Graph:
     (folder := data.new()).mkdir()
     return sg.generate("yelp", scale=0.0005, data_dir=folder)
@@ -361,6 +385,8 @@ CALLS: dict[str, Callable[[Data], object]] = {
     "read_silos": lambda data: sg.read_silos(data.folder / "silos"),
     "write_silos": exported,
     "prepare": prepared,
+    "count_categories": counted,
+    "join_categories": joined,
     "guess_schema": lambda data: sg.guess_schema(data.folder),
     "make_partition": cut_by("dirichlet"),
     "make_partition louvain": cut_by("louvain"),

@@ -8,14 +8,15 @@ import signal
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
+from secrets import token_bytes
 from typing import TYPE_CHECKING, Annotated
 
 import click
 import typer
 
-from silograph.cli import federation  # noqa: F401 - registers its commands
+from silograph.cli import federation
 from silograph.cli.flags import (
     CUT_FIELDS,
     FIELDS,
@@ -35,6 +36,7 @@ from silograph.cli.studies import print_comparison, print_search
 from silograph.core.compiling import is_compiling
 from silograph.core.config import make_config
 from silograph.core.errors import ConfigError, SilographError
+from silograph.core.files import write_atomic
 from silograph.core.stop_signals import INTERRUPTED, handle_signals
 from silograph.core.text import count_of, printable
 
@@ -157,8 +159,20 @@ def report_command(
 @app.command("predict")
 def predict_command(
     run: Annotated[Path, typer.Argument(help="result folder of a run or silo, or a model's file")],
-    data: Annotated[str, flag("--data", "a silo's folder, or name or path of a graph")],
     out: Annotated[Path, flag("--out", "file to write, CSV or .parquet; it must not exist")],
+    data: Annotated[
+        str | None, flag("--data", "a silo's folder, or name or path of a graph")
+    ] = None,
+    tables: Annotated[
+        Path | None,
+        flag(
+            "--tables", "in place of --data: raw tables, prepared as those of the run's silo were"
+        ),
+    ] = None,
+    like: Annotated[
+        Path | None,
+        flag("--like", "of --tables: folder prepared before (default: as the run has saved it)"),
+    ] = None,
     model: Annotated[
         str | None,
         flag("--model", "FILE.py:NAME, for a model that is a module of your own"),
@@ -179,19 +193,33 @@ def predict_command(
 ) -> None:
     """Write what the model of a run predicts for each node, with probabilities and decisions."""
     from silograph.experiment.resolve.exclusions import own_module
-    from silograph.experiment.run.predictions import predict_to
+    from silograph.experiment.run.predictions import predict_tables_to, predict_to
 
     make = None if model is None else own_module(make_config({"model": model}))
-    count = predict_to(
-        run,
-        data,
-        out,
-        model=make,
-        data_dir=data_dir,
-        columns=columns,
-        na_values=na_values,
-        client=client,
-    )
+    if (data is None) == (tables is None):
+        got = "both" if tables is not None else "neither"
+        raise ConfigError(f"expected --data or --tables, got {got}: give one of them")
+    if tables is not None:
+        if data_dir or columns or na_values:
+            raise ConfigError(
+                "expected no --data-dir, --columns or --na-values beside --tables, whose columns "
+                "the schema describes: leave them out"
+            )
+        count = predict_tables_to(run, tables, out, like=like, model=make, client=client)
+    elif like is not None:
+        raise ConfigError("expected --like with --tables only: leave it out, or give --tables")
+    else:
+        assert data is not None  # see above
+        count = predict_to(
+            run,
+            data,
+            out,
+            model=make,
+            data_dir=data_dir,
+            columns=columns,
+            na_values=na_values,
+            client=client,
+        )
     typer.echo(f"predictions of {count_of(count, 'node')} written to {out}")
 
 
@@ -211,13 +239,19 @@ def recommend_command(
     ] = None,
     top: Annotated[int, typer.Option("--top", min=1, help="number of items")] = 10,
     client: Annotated[str | None, flag("--client", "of a simulation, whose users")] = None,
-    all_users: Annotated[bool, flag("--all", "write the items of all users to --out")] = False,
+    all_users: Annotated[
+        bool,
+        flag(
+            "--all", "write the items of all users to --out, of a simulation those of all clients"
+        ),
+    ] = False,
     out: Annotated[Path | None, flag("--out", "with --all: a new file, CSV or .parquet")] = None,
     json: Annotated[bool, flag("--json", "print one JSON object")] = False,
 ) -> None:
     """Print the items of a silo that a user would rate highest, without those rated already."""
     from silograph.cli.printing import print_recommended
     from silograph.experiment.run.recommender import (
+        client_names,
         load_recommender,
         recommender_file,
         write_recommendations,
@@ -227,12 +261,17 @@ def recommend_command(
         raise ConfigError(
             "expected either --user ID, perhaps with --item ID, or --all with --out FILE"
         )
-    recommender = load_recommender(recommender_file(run, client))
     if out is not None:
-        num_users = write_recommendations(recommender, top, out)
-        typer.echo(f"{count_of(num_users, 'user')} written to {out}")
+        names = client_names(run) if client is None else []
+        files: dict[str | None, Path] = {name: recommender_file(run, name) for name in names}
+        files = files or {None: recommender_file(run, client)}
+        recommenders = {name: load_recommender(path) for name, path in files.items()}
+        num_users = write_recommendations(recommenders, top, out)
+        of_clients = f" of {count_of(len(names), 'client')}" if names else ""
+        typer.echo(f"{count_of(num_users, 'user')}{of_clients} written to {out}")
         return
     assert user is not None  # see above
+    recommender = load_recommender(recommender_file(run, client))
     print_recommended(recommender, user, item, top, as_json=json)
 
 
@@ -290,63 +329,123 @@ def export_command(
     typer.echo(f"{count_of(len(folders), 'silo')} written to {out}")
 
 
-@app.command("prepare")
-def prepare_command(
+@dataclass(frozen=True, kw_only=True)
+class PreparationFlags:
+    """Flags of what makes silos' folders."""
+
     tables: Annotated[
-        Path,
+        Path | None,
         typer.Argument(help="folder of a silo's raw tables, or of one such folder for each silo"),
-    ],
-    schema: Annotated[Path | None, flag("--schema", "file that says what columns mean")] = None,
+    ] = None
+    schema: Annotated[Path | None, flag("--schema", "file that says what columns mean")] = None
     like: Annotated[
         Path | None,
         flag("--like", "folder prepared before: its schema, means and ranks count again"),
-    ] = None,
-    out: Annotated[Path | None, flag("--out", "folder to make")] = None,
-    name: Annotated[str | None, flag("--name", "of the silo (default: the folder's)")] = None,
+    ] = None
+    out: Annotated[Path | None, flag("--out", "folder to make")] = None
+    name: Annotated[str | None, flag("--name", "of the silo (default: the folder's)")] = None
     received: Annotated[
         list[Path] | None,
         flag("--received", "edges to this silo that another has handed over (repeatable)"),
-    ] = None,
-    format: Annotated[str, flag("--format", "of the tables: csv, npz or parquet")] = "csv",
+    ] = None
+    format: Annotated[str, flag("--format", "of the tables: csv, npz or parquet")] = "csv"
+    make_key: Annotated[
+        bool,
+        flag("--make-key", "make the silo's own key, and print its line for the server's --keys"),
+    ] = False
+    make_secret: Annotated[
+        bool,
+        flag("--make-secret", "make OUT/secret, which all silos share: one of them does this once"),
+    ] = False
     guess: Annotated[
         bool, flag("--guess", "print a first schema from the tables, and nothing else")
-    ] = False,
-) -> None:
+    ] = False
+    count_categories: Annotated[
+        Path | None,
+        flag("--count-categories", "file to write: the silo's words of categories to be counted"),
+    ] = None
+    categories: Annotated[
+        list[Path] | None,
+        flag(
+            "--categories",
+            "such a file of each silo (repeatable): print the schema with all their words",
+        ),
+    ] = None
+
+
+@command("prepare")
+def prepare_command(flags: PreparationFlags) -> None:
     """Make silos' folders from raw tables, by a schema that all silos share."""
-    if guess:
+    if flags.categories is not None:
+        from silograph.graph.silos.categories import join_categories
+
+        if flags.schema is None or flags.tables is not None:
+            raise ConfigError("expected --schema and no TABLES with --categories")
+        typer.echo(join_categories(flags.schema, flags.categories), nl=False)
+        return
+    if flags.tables is None:
+        raise ConfigError("expected a folder of raw tables, got none: give TABLES")
+    if flags.guess:
         from silograph.graph.silos.guess_schema import guess_schema
 
-        typer.echo(guess_schema(tables), nl=False)
+        typer.echo(guess_schema(flags.tables), nl=False)
         return
-    from silograph.graph.silos.prepare import prepare
+    if flags.count_categories is not None:
+        from silograph.graph.silos.categories import count_categories
 
-    if out is None:
+        if flags.schema is None:
+            raise ConfigError("expected --schema with --count-categories, got none")
+        words = count_categories(flags.tables, schema=flags.schema, out=flags.count_categories)
+        for name, of_feature in words.items():
+            typer.echo(f"{printable(name)}: {count_of(len(of_feature), 'word')}")
+        typer.echo(f"written to {flags.count_categories}: read it before you hand it over")
+        return
+    if flags.out is None:
         raise ConfigError("expected a folder to make, got none: give --out")
+    if flags.make_key:  # before tables are read, which takes long
+        from silograph.federation.session.wire import need_packages
+
+        need_packages()
+    from silograph.graph.silos.prepare import prepare
+    from silograph.graph.silos.read import SECRET
+
     silos = prepare(
-        tables,
-        schema=schema,
-        like=like,
-        out=out,
-        name=name,
-        received=received or (),
-        format=format,
+        flags.tables,
+        schema=flags.schema,
+        like=flags.like,
+        out=flags.out,
+        name=flags.name,
+        received=flags.received or (),
+        format=flags.format,
     )
     for silo in silos:
         typer.echo(f"{silo.name}: {silo.counts}")
         for note in silo.notes:
             typer.echo(f"  {printable(note)}")
-    typer.echo(f"written to {out}")
+    typer.echo(f"written to {flags.out}")
+    secret = token_bytes(32)
+    for silo in silos:
+        if flags.make_secret:
+            write_atomic(silo.folder / SECRET, secret, private=True)
+            typer.echo(f"{silo.folder / SECRET} is for the other silos, and not for the server")
+        if flags.make_key:
+            federation.make_key(silo.folder)
 
 
 @app.command("check")
 def check_command(
     data: Annotated[Path, typer.Argument(help="folder of a silo, or with the folders of several")],
     json: Annotated[bool, flag("--json", "print everything as one JSON object")] = False,
+    out: Annotated[Path | None, flag("--out", "page to write, FILE.html, with histograms")] = None,
 ) -> None:
     """Show what silos' folders hold, how far they differ, and what looks wrong."""
     from silograph.cli.printing import print_inspection
 
-    print_inspection(data, as_json=json)
+    if out is not None and (json or out.suffix.lower() not in (".html", ".htm")):
+        raise ConfigError(
+            f"expected --out FILE.html without --json, got {out}: for JSON redirect the output"
+        )
+    print_inspection(data, out, as_json=json)
 
 
 def _version(is_requested: bool) -> None:

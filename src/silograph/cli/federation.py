@@ -403,7 +403,7 @@ def silo_command(flags: SiloFlags) -> int:
         typer.echo(f"written to {write_policy(flags.data)}: read it, and change what does not fit")
         return 0
     if flags.make_key:
-        _make_key(flags)
+        make_key(flags.data, flags.key, flags.name)
         return 0
     from silograph.deploy.display import logging_to, show_silo
     from silograph.deploy.silo import take_part_in_run
@@ -412,7 +412,7 @@ def silo_command(flags: SiloFlags) -> int:
 
     _check_server(flags.server)  # before data are read, which takes long and logs lines
     silo = read_silo(flags.data)
-    _check_name(flags, silo.name)
+    _check_name(flags.data, flags.name, silo.name)
     attendance = _attendance(flags)
     with logging_to(flags.log_file, flags.log_level), show_silo(best_mode(), silo.name) as report:
         reason = take_part_in_run(silo, attendance, report)
@@ -433,18 +433,21 @@ def _check_server(address: str | None) -> None:
     split_address(address, "server")
 
 
-def _check_name(flags: SiloFlags, name: str) -> None:
+def _check_name(data: Path, expected: str | None, name: str) -> None:
     """Raise `ConfigError` where the silo of the folder is not the one that was named."""
-    if flags.name is not None and flags.name != name:
-        raise ConfigError(
-            f"expected the silo {flags.name} in {flags.data}, got {name}: see its silo.toml"
-        )
+    if expected is not None and expected != name:
+        raise ConfigError(f"expected the silo {expected} in {data}, got {name}: see its silo.toml")
 
 
-def _make_key(flags: SiloFlags) -> None:
-    """Make the silo's key if there is none, and print the line for the server's `--keys`.
+def make_key(data: Path, key_file: Path | None = None, expected: str | None = None) -> None:
+    """Make a silo's key if there is none, and print the line for the server's `--keys`.
 
     The line alone is on standard output, so that it can be appended to a file.
+
+    Args:
+        data: the silo's folder.
+        key_file: of the key; None: `key.pem` in the folder.
+        expected: name that the silo must have; None: any.
     """
     from silograph.federation.session.wire import need_packages
     from silograph.graph.silos.read import SPEC, read_spec
@@ -452,9 +455,9 @@ def _make_key(flags: SiloFlags) -> None:
     need_packages()
     from silograph.federation.session.identity import SiloKey, check_name, key_line
 
-    name = check_name(read_spec(flags.data / SPEC).name)
-    _check_name(flags, name)
-    path = flags.data / "key.pem" if flags.key is None else flags.key
+    name = check_name(read_spec(data / SPEC).name)
+    _check_name(data, expected, name)
+    path = data / "key.pem" if key_file is None else key_file
     verb = "is already in" if path.exists() else "was written to"
     key = SiloKey.load(path)
     typer.echo(key_line(name, key.public))
@@ -474,6 +477,7 @@ def _attendance(flags: SiloFlags) -> "Attendance":
     from silograph.deploy.silo import Attendance, parse_allowed_methods
     from silograph.deploy.silo_result import RESULTS
     from silograph.federation.session.audit import AUDIT
+    from silograph.graph.silos.prepare import PREPARED
     from silograph.graph.silos.read import SECRET
 
     assert flags.server is not None  # it is checked
@@ -483,6 +487,7 @@ def _attendance(flags: SiloFlags) -> "Attendance":
     if secret is None and (data / SECRET).exists():
         secret = data / SECRET
     code = allow_code(split_names(flags.allow_code or ()))
+    prepared = data / PREPARED
     return Attendance(
         server=flags.server,
         key=data / "key.pem" if flags.key is None else flags.key,
@@ -497,6 +502,7 @@ def _attendance(flags: SiloFlags) -> "Attendance":
         code=code,
         out=flags.result,
         results=data / RESULTS,
+        prepared=prepared.read_text("utf-8", "replace") if prepared.is_file() else None,
         policy=read_policy(data),
         audit=data / AUDIT if flags.audit is None else flags.audit,
     )

@@ -27,13 +27,15 @@ FIELDS = tuple(f.name for f in dataclasses.fields(RunConfig) if f.name != "datas
 # What says which graph there is, and how it is cut.
 CUT_FIELDS = (
     *("data_dir", "columns", "na_values", "scale", "rating_scale"),
-    *("repeated_edges", "largest_component"),
+    *("repeated_edges", "directed", "largest_component"),
     *("features", "split", "partition", "options", "clients", "drop_edges"),
     *(f.name for f in dataclasses.fields(RunConfig) if f.metadata.get("part") == "partition"),
     *("seed", "partition_seed", "split_seed"),
 )
 # The graph is at the silos, and is cut already: a server has no flags for that.
-AT_SILOS = {*CUT_FIELDS, "local_bias"} - {"split", "options", "clients", "seed", "split_seed"}
+AT_SILOS = {*CUT_FIELDS, "local_bias"} - {
+    *("directed", "split", "options", "clients", "seed", "split_seed")
+}
 
 
 class CommandGroup(TyperGroup):

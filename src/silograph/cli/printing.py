@@ -14,6 +14,7 @@ from silograph.aggregation.server_optimizers import NONE
 from silograph.core.config import RunConfig
 from silograph.core.errors import ConfigError, canonical_name, lookup, unknown
 from silograph.core.text import count_of, printable
+from silograph.experiment.report import write_inspection
 from silograph.experiment.resolve.data import load_and_cut
 from silograph.experiment.resolve.parts import TABLES, NamedPart
 from silograph.experiment.run.progress import best_mode, generation_callback
@@ -76,16 +77,21 @@ def print_cut(config: RunConfig, *, as_json: bool, quick: bool = False) -> None:
     console.print(f"partition hash: {cut.partition.hash}")
 
 
-def print_inspection(data: Path, *, as_json: bool) -> None:
-    """Print what the folders of silos hold, and what looks wrong."""
+def print_inspection(data: Path, out: Path | None, *, as_json: bool) -> None:
+    """Print what the folders of silos hold, and what looks wrong; a page of it goes to `out`."""
     members = (read_silo(data),) if is_silo(data) else read_silos(data).members
     inspection = inspect_silos(members)
+    if out is not None:
+        write_inspection(inspection, data, out)
     if as_json:
         print(json.dumps(inspection.to_dict()))  # noqa: T201
         return
     console, title = _console(), count_of(len(inspection.silos), "silo")
     summaries = [asdict(silo) for silo in inspection.silos[:MOST_ROWS]]
     shares = [silo.pop("classes", {}) for silo in summaries]
+    for silo in summaries:  # the page has them
+        silo.pop("degrees", None)
+        silo.pop("missing", None)
     means = [name for name in summaries[0] if name.startswith("mean")]
     rows = [[f"{v:.2f}" if name in means else v for name, v in silo.items()] for silo in summaries]
     print_number_table(console, [name.replace("_", " ") for name in summaries[0]], rows, title)
@@ -103,12 +109,14 @@ def print_inspection(data: Path, *, as_json: bool) -> None:
         ]
         between = [" and ".join(c.between) or "-" for c in inspection.columns]
         rows = [[*row, silos] for row, silos in zip(rows, between, strict=False)]
-        heads = ["feature", "least", "mean", "largest", "drift", "between"]
-        print_number_table(console, heads, rows, "features, by drift between silos (0 to 1)")
+        heads = ["column", "least", "mean", "largest", "drift", "between"]
+        print_number_table(console, heads, rows, "columns, by drift between silos (0 to 1)")
     more = max(len(inspection.silos), len(inspection.columns)) > MOST_ROWS
     console.print("\n... and more (all of it: --json)" if more else "")
     for line in inspection.warnings or ("nothing looks wrong",):
         console.print(line, soft_wrap=True)
+    if out is not None:
+        console.print(f"written to {out}", soft_wrap=True)
 
 
 def print_findings(findings: Sequence[Finding], out: Path, *, as_json: bool) -> None:

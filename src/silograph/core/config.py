@@ -122,6 +122,12 @@ class RunConfig:
         "deviation 1 over the training nodes of all clients; standard_client: over those of "
         "each client)",
     )
+    feature_drift: bool = setting(
+        "Data",
+        False,
+        "before training, clients send counts of each feature in bins, and feature_drift.csv says "
+        "how far each client differs from the others",
+    )
     edge_weights: Literal["log", "scale", "use", "ignore"] | None = setting(
         "Data",
         None,
@@ -135,6 +141,12 @@ class RunConfig:
         "what an edge weighs that a graph's file lists several times, as in both directions: the "
         "mean of its weights, their sum, how often it is listed, or the last or first weight "
         "(default: mean)",
+    )
+    directed: Literal["none", "along", "against", "both"] = setting(
+        "Data",
+        "none",
+        "which way messages pass an edge: none (both ways, as if edges had no direction), along "
+        "it (from source to target), against it, or both, with weights of their own",
     )
     split: str = setting(
         "Data",

@@ -31,8 +31,10 @@ class ResolvedConfig:
     largest_component: bool
     features: Literal["given", "degree", "constant", "onehot-degree"]
     normalize: Literal["none", "row", "standard", "standard_client"]
+    feature_drift: bool
     edge_weights: Literal["log", "scale", "use", "ignore"]
     repeated_edges: Literal["mean", "sum", "count", "last", "first"] | None
+    directed: Literal["none", "along", "against", "both"]
     split: str
     partition: str
     clients: int

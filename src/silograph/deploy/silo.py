@@ -38,8 +38,8 @@ from silograph.experiment.resolve.data import (
     client_block,
     describe_weight_scale,
     narrowing_line,
+    prepare_silo,
     scale_line,
-    silo_with_edges,
     sum_specs,
 )
 from silograph.experiment.resolve.parts import choose_parts, with_default_model
@@ -220,6 +220,8 @@ class Attendance:
         code: code of users that the silo allowed.
         out: folder for the result of a run.
         results: where it gets a folder of its own, if `out` is None; None keeps nothing.
+        prepared: what `silograph prepare` fitted to the silo's tables (its prepared.json), which is
+            saved beside the model; None: the folder was made otherwise.
         policy: what the silo agrees to; None: there is no file of it.
         audit: file in which all that leaves is written down; None: there is none.
     """
@@ -237,6 +239,7 @@ class Attendance:
     code: AllowedCode = field(default_factory=AllowedCode)
     out: Path | None = None
     results: Path | None = None
+    prepared: str | None = None
     policy: SiloPolicy | None = None
     audit: Path | None = None
 
@@ -313,7 +316,12 @@ class OwnData:
         resolved = resolve(config, schema, choose(config, method), make, weighted=True)
         resolved_config, method_config = resolved.config, resolved.method_config
         method = resolved.parts.method.part  # scored as the options and the row minimum say
-        silo = silo_with_edges(silo, resolved_config.edge_weights)
+        silo = prepare_silo(
+            self.silo,
+            config.features,
+            resolved_config.edge_weights,
+            directed=resolved_config.directed != "none",
+        )
         edge_weights_line = check_edge_weights(
             config, resolved_config, method, method_config.model, self.silo
         )
@@ -403,7 +411,7 @@ class OwnData:
         if folder is None:
             return
         try:
-            write_result(folder, run, outcome)
+            write_result(folder, run, outcome, self.attendance.prepared)
         except OSError as error:
             raise ConfigError(
                 f"expected to write {folder}, got: {error.strerror}; the silo's states of the run "

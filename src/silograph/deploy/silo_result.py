@@ -2,6 +2,7 @@
 
 model.safetensors   the model that the silo predicts with; absent where it gets none
 recommender.safetensors  what rates and recommends items to its users, of ratings only
+prepared.json       how the raw tables were prepared, of folders that `silograph prepare` made
 result.json         the best round, the silo's own scores in it, what was agreed; written last
 report.html         the same as a page for people
 
@@ -27,7 +28,7 @@ from silograph.core.setting_values import PLAIN_WEIGHTS
 from silograph.core.text import in_path
 from silograph.evaluation.evaluate import TABLES, counts_left, judge_server, rows_left
 from silograph.exchange.collect import local_graph, statistics_in
-from silograph.experiment.report.page import write_silo_report
+from silograph.experiment.report.page import UNUSED, write_silo_report
 from silograph.experiment.resolve.data import complete_block
 from silograph.experiment.resolve.exclusions import positive_output, score_request
 from silograph.experiment.result_files import (
@@ -47,6 +48,7 @@ from silograph.graph.block.block import ClientBlock, kinds
 from silograph.graph.column_statistics import EDGE_WEIGHTS, FEATURES
 from silograph.graph.graph import Schema, rating_sizes
 from silograph.graph.silos.data import Silo
+from silograph.graph.silos.prepare import PREPARED
 from silograph.methods.base import Method, MethodConfig, client_weights, own_weights
 from silograph.nn.conv import Params
 from silograph.task.counts import confusion
@@ -104,7 +106,7 @@ def check_result_folder(folder: Path, runs: Collection[str] = ()) -> None:
         if folder.is_dir()
         else {""}
     )
-    if not file_names <= {MODEL, RECOMMENDER, REPORT}:
+    if not file_names <= {MODEL, RECOMMENDER, PREPARED, REPORT}:
         raise ConfigError(
             f"expected a folder for the result that does not exist yet, got {folder}: choose "
             "another --result, nothing was overwritten"
@@ -148,8 +150,15 @@ def _read_result(folder: Path) -> dict[str, Any]:
     return result if isinstance(result, dict) else {}
 
 
-def write_result(folder: Path, run: SiloRun, outcome: Outcome) -> None:
-    """Write a silo's result of a finished run; see `is_written`."""
+def write_result(folder: Path, run: SiloRun, outcome: Outcome, prepared: str | None = None) -> None:
+    """Write a silo's result of a finished run.
+
+    Args:
+        folder: where it goes.
+        run: as the silo has agreed to it.
+        outcome: what the server has sent at the end.
+        prepared: text of prepared.json, by which `predict` prepares raw tables; None: none.
+    """
     if has_result(folder, outcome):
         _check_holds_own(folder, run, outcome)
         return
@@ -163,11 +172,13 @@ def write_result(folder: Path, run: SiloRun, outcome: Outcome) -> None:
         model = TrainedModel(shape, weights, names, preprocessing, threshold_of(run, outcome))
         model.save(folder / MODEL, private=True)
         _write_recommender(folder, run, outcome, weights)
+        if prepared is not None:
+            write_atomic(folder / PREPARED, prepared, private=True)
     about = about_run(run, outcome, whose)
     write_silo_report(folder, about)
     text = json.dumps(about, indent=2, allow_nan=False) + "\n"
-    models = [name for name in (MODEL, RECOMMENDER) if (folder / name).exists()]
-    sums = {name: [digest_of(folder / name)] for name in models}
+    others = [name for name in (MODEL, RECOMMENDER, PREPARED) if (folder / name).exists()]
+    sums = {name: [digest_of(folder / name)] for name in others}
     sums[RESULT] = [digest_of_bytes(text.encode(errors="backslashreplace"))]
     write_sums(folder, sums, private=True)
     write_atomic(folder / RESULT, text, private=True)
@@ -268,7 +279,8 @@ def about_run(run: SiloRun, outcome: Outcome, whose: str | None) -> dict[str, An
         **classes_of(run, state, views, threshold_of(run, outcome)),
         "nodes": {"all": len(run.block.y), **{n: int(m.sum()) for n, m in masks.items()}},
         "ratings": sizes,
-        "config": {k: v for k, v in vars(run.config).items() if v is not None},
+        # The graph and the cut of a simulation have no place here: the silo brought its own data.
+        "config": {k: v for k, v in vars(run.config).items() if v is not None and k not in UNUSED},
     }
 
 

@@ -28,6 +28,7 @@ SUMS = "checksums.json"
 CHECKPOINTS = "checkpoints"
 DIVERGED = "diverged.txt"
 CLIENT_STATISTICS = "client_statistics.safetensors"  # by which clients standardize features
+FEATURE_DRIFT = "feature_drift.csv"  # how far features of clients differ, if the run asks for it
 RECOMMENDER = "recommender.safetensors"  # of a silo of ratings
 RECOMMENDERS = "recommenders"  # in a simulation's folder: one file a client, of ratings
 MODEL, MODELS = "model.safetensors", "models"  # the latter a folder of clients' own models
@@ -200,7 +201,7 @@ def write_with_sums(folder: Path, texts: Mapping[str, str]) -> None:
 def is_of_model(name: str) -> bool:
     """Return whether a name in checksums.json is written with the models, when the run is over."""
     in_folders = tuple(f"{of_clients}/" for of_clients in OF_CLIENTS)
-    return name in (MODEL, CLIENT_STATISTICS) or name.startswith(in_folders)
+    return name in (MODEL, CLIENT_STATISTICS, FEATURE_DRIFT) or name.startswith(in_folders)
 
 
 def digest_of(file: Path) -> str:
@@ -322,7 +323,7 @@ def check_folder(folder: Path, *, is_over: bool) -> FolderCheck:
         for path in sorted((folder / of_clients).glob("[!.]*"))
     ]
     names = [CONFIG, ABOUT, SIMULATION, CLIENTS, ROUNDS, LEDGER, RESULT, DIVERGED, MODEL]
-    names.append(CLIENT_STATISTICS)
+    names += [CLIENT_STATISTICS, FEATURE_DRIFT]
     names += models
     # A run that is stopped at its very end has digests of its last files, and perhaps lacks some.
     at_end = not is_over and RESULT in sums

@@ -42,6 +42,9 @@ class StudyOptions(TypedDict, total=False):
     normalize: Literal["none", "row", "standard", "standard_client"]
     """scaling of features (row: divide a node's by their sum; standard: mean 0 and deviation 1
     over the training nodes of all clients; standard_client: over those of each client)"""
+    feature_drift: bool
+    """before training, clients send counts of each feature in bins, and feature_drift.csv says
+    how far each client differs from the others"""
     edge_weights: Literal["log", "scale", "use", "ignore"] | None
     """what becomes of weights of edges (gcn, graphconv, appnp): log2(1 + weight), weights scaled
     to mean 1 over all clients, weights used as they are, or every edge counts 1 (default: log)"""
@@ -49,6 +52,9 @@ class StudyOptions(TypedDict, total=False):
     """what an edge weighs that a graph's file lists several times, as in both directions: the
     mean of its weights, their sum, how often it is listed, or the last or first weight (default:
     mean)"""
+    directed: Literal["none", "along", "against", "both"]
+    """which way messages pass an edge: none (both ways, as if edges had no direction), along it
+    (from source to target), against it, or both, with weights of their own"""
     split: str
     """train/val/test shares in each client (time:COLUMN:SHARES: by a column of times, the latest
     test, time:SHARES by that of ratings; by-client:SHARES: each client splits its own copies);

@@ -99,8 +99,9 @@ def node_tag(key: bytes, owner: str, node: str) -> bytes:
 def edge_tags(silo: Silo, keys: Mapping[str, bytes]) -> list[bytes]:
     """Return the tags (16 bytes) of a silo's cross-silo edges, in the order of its list.
 
-    That of an edge is the same from both ends, and another one where they say weights that differ
-    in float32: tables of one silo may have more digits than the arrays of the other.
+    That of an edge is the same from both ends, and another one where they say directions that
+    differ, or weights that differ in float32: tables of one silo may have more digits than the
+    arrays of the other.
 
     Args:
         silo: its data.
@@ -112,13 +113,19 @@ def edge_tags(silo: Silo, keys: Mapping[str, bytes]) -> list[bytes]:
     own = [_named(silo.name, key) for key in silo.keys]
     remote = [_named(*end) for end in zip(cross.silo, cross.keys, strict=True)]
     weights = np.ones(len(cross.row)) if cross.weight is None else cross.weight.numpy()
-    edges = (cross.row.tolist(), cross.slot.tolist(), weights.tolist())
-    for row, slot, weight in zip(*edges, strict=True):
+    ways = np.zeros((len(weights), 0))  # of edges without directions
+    if cross.directed_weight is not None:
+        ways = cross.directed_weight.nan_to_num(-1).numpy()
+    edges = (cross.row.tolist(), cross.slot.tolist(), weights.tolist(), ways.tolist())
+    for row, slot, weight, way in zip(*edges, strict=True):
         other = cross.silo[slot]
         digest = start[other].copy()
         digest.update(own[row] + remote[slot] if silo.name < other else remote[slot] + own[row])
         if weight != 1:
             digest.update(struct.pack(">f", weight + 0.0))  # -0 is 0
+        if way:  # the weight to the silo of the later name, and that from it; -1 is no edge
+            first, second = way if silo.name < other else way[::-1]
+            digest.update(struct.pack(">3f", -1.0, first + 0.0, second + 0.0))
         tags.append(digest.digest())
     return tags
 
@@ -386,10 +393,12 @@ def explain(
     remedy = f"correct the name in cross_edges of {silo.name}"
     if not disagreement.absent:
         weight = 1.0 if cross.weight is None else float(cross.weight[first])
-        remedy = (
-            f"list it in cross_edges of {disagreement.other}, too, with the weight {weight:g} "
-            "(1 where none is given), or drop it"
-        )
+        what = f"the weight {weight:g} (1 where none is given)"
+        if cross.directed_weight is not None:
+            ways = zip(("in", "out"), cross.directed_weight[first].tolist(), strict=True)
+            listed = [f"{way} with weight {w:g}" for way, w in ways if not math.isnan(w)]
+            what = f"directed = true and direction {' and '.join(listed)}"
+        remedy = f"list it in cross_edges of {disagreement.other}, too, with {what}, or drop it"
     return f"{disagreement}; the first is from {own!r} to {remote!r}: {remedy}"
 
 

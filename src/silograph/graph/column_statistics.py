@@ -19,6 +19,7 @@ from silograph.graph.graph import Features
 FEATURES = "features"  # name of the sums and statistics of features
 EDGE_WEIGHTS = "edge_weights"  # likewise of weights of edges
 LABELS = "labels"  # likewise of counts of labels
+DRIFT = "feature_drift"  # likewise of features, from which the bins of their histograms follow
 # What rounding leaves of the deviation of a constant column, beside its mean.
 FLAT = 1e-12
 LARGEST = 1e100  # magnitude of a value, so that sums of squares of all rows stay finite
@@ -125,10 +126,12 @@ def sum_edge_weights(edges: CSR, halo: CSR, client: Tensor, clients: int) -> Cli
     """Return the sums of the weights (W = 1) of the edges that each client holds.
 
     An edge inside a client is stored in both directions, one between two clients once at each of
-    them. So each edge counts twice, and the mean over all clients is that of all edges.
+    them. So each edge counts twice, and the mean over all clients is that of all edges. An edge
+    with a direction counts once, at the row that it comes from.
 
     Args:
-        edges: (n, n) edges inside clients, values are float64 weights; without values each is 1.
+        edges: (n, n) edges inside clients, values are float64 weights, (nnz,) or by direction
+            (nnz, 2); without values each is 1.
         halo: (n, S) edges to other clients, likewise.
         client: (n,) int64 whose row it is.
         clients: C.
@@ -138,6 +141,9 @@ def sum_edge_weights(edges: CSR, halo: CSR, client: Tensor, clients: int) -> Cli
         for part in (edges, halo)
     ]
     weight, row = torch.cat(parts), torch.cat([edges.row, halo.row])
+    if weight.dim() == 2:
+        is_from_row = ~weight[:, 0].isnan()
+        weight, row = weight[is_from_row, 0], row[is_from_row]
     order = weight.argsort(stable=True)  # no order of nodes or edges changes the bits of the sums
     return sum_by_client(weight[order, None], client[row[order]], clients)
 

@@ -2,7 +2,7 @@
 
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -26,7 +26,9 @@ class CSR:
     Attributes:
         indptr: (n + 1,) int32 or int64, the dtype of `indices`.
         indices: (nnz,) column of every entry, ascending within a row.
-        values: (nnz,) floating point; None means that every entry is 1.
+        values: (nnz,) floating point; None means that every entry is 1. Of edges with directions
+            (nnz, 2): the weight from the row to the column and that from the column to the row, NaN
+            where there is no such edge.
         num_cols: number of columns.
     """
 
@@ -66,8 +68,12 @@ class CSR:
     ) -> "CSR":
         """Return the matrix with values at (rows[i], cols[i]), which must be distinct; None: ones.
 
-        Ones are not stored.
+        Ones are not stored. Values may have several columns, (len(rows), k).
         """
+        if values is not None and values.dim() == 2:  # SciPy sorts one number for each entry
+            entries = CSR.from_pairs(rows, cols, shape, torch.arange(len(rows)))
+            assert entries.values is not None  # given above
+            return entries.with_values(values[entries.values])
         data = np.ones(len(rows), dtype=np.int8) if values is None else values.numpy()
         matrix = sp.coo_matrix((data, (rows.numpy(), cols.numpy())), shape=shape)
         return CSR.from_scipy(matrix, ones=values is None)
@@ -78,13 +84,23 @@ class CSR:
 
         Both directions of every edge; self loops and repeated edges are dropped.
         """
+        return replace(CSR.directions(edges, n), values=None)
+
+    @staticmethod
+    def directions(edges: np.ndarray, n: int) -> "CSR":
+        """Return the adjacency of `undirected` with the directions of its entries as values.
+
+        (nnz,) int8: 1 where the edge from the row to the column is listed, 2 where that from the
+        column to the row is, 3 where both are.
+        """
         loops = edges[0] == edges[1]
         if loops.any():
             edges = edges[:, ~loops]
         ones = np.ones(edges.shape[1], dtype=np.bool_)
         # The conversion to rows merges repeated edges, and the sum those of the two directions.
         directed = sp.coo_matrix((ones, (edges[0], edges[1])), shape=(n, n)).tocsr()
-        return CSR.from_scipy(directed + directed.T.tocsr(), ones=True)
+        directed = directed.astype(np.int8)
+        return CSR.from_scipy(directed + 2 * directed.T.tocsr())
 
     @staticmethod
     def stacked_rows(parts: Sequence["CSR"]) -> "CSR":

@@ -4,6 +4,7 @@ n: nodes. F: features a node. T: label bits of a multi-label task.
 """
 
 import hashlib
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
@@ -151,8 +152,13 @@ class Graph:
             ways of cutting and splitting; -1 or NaN where nothing is. No model reads them.
         feature_names: names of the features in their order, or empty.
         edge_weight: (nnz,) float64 >= 0, the weight of every stored edge of `adj`, alike in both
-            directions; None: every edge counts 1.
+            directions; None: every edge counts 1. In a run along directions (nnz, 2), as
+            `with_directions` makes it.
         scale: least and largest rating that there may be, or None where labels are no ratings.
+        directed_weight: (nnz,) the weight of the edge from the row of every stored edge to its
+            column, -1 where only the other direction is listed; float64, or int8 where each
+            direction has the weight of the edge. None: nobody knows where edges lead. Only runs
+            with `directed` read it.
     """
 
     adj: CSR
@@ -169,10 +175,11 @@ class Graph:
     feature_names: tuple[str, ...] = ()
     edge_weight: Tensor | None = None
     scale: tuple[float, float] | None = None
+    directed_weight: Tensor | None = None
 
     def __post_init__(self) -> None:
         """Copy tensors that autograd could not use as data, such as those of inference mode."""
-        for name in ("adj", "x", "y", "split", "silo", "edge_weight"):
+        for name in ("adj", "x", "y", "split", "silo", "edge_weight", "directed_weight"):
             value = getattr(self, name)
             if value is not None:
                 same = value.map(as_data) if isinstance(value, CSR | Split) else as_data(value)
@@ -222,6 +229,14 @@ class Graph:
         return self.x.num_cols if isinstance(self.x, CSR) else int(self.x.shape[1])
 
     @property
+    def is_directed(self) -> bool:
+        """Whether some edge goes one way only, or has another weight the other way."""
+        weight = self.directed_weight
+        if weight is None:
+            return self.edge_weight is not None and self.edge_weight.dim() == 2
+        return not torch.equal(weight, weight[self.adj.by_column])
+
+    @property
     def task(self) -> LabelForm:
         """`multiclass` (one class a node), `multilabel`, `node_value` (T numbers) or `rating`."""
         return label_form(self.y)
@@ -243,7 +258,7 @@ class Graph:
     @property
     @standard_numerics()
     def weighted_adj(self) -> CSR:
-        """`adj` with the weights of edges as values, if they have any."""
+        """`adj` with the weights of edges, (nnz,) or (nnz, 2), as values, if they have any."""
         return self.adj if self.edge_weight is None else self.adj.with_values(self.edge_weight)
 
     @property
@@ -291,17 +306,20 @@ def subgraph(graph: Graph, nodes: Tensor) -> Graph:
     """Return the graph induced by `nodes` (k,) int64, in that order."""
     local = torch.full((graph.num_nodes,), -1, dtype=torch.int64)
     local[nodes] = torch.arange(len(nodes))
-    rows = graph.weighted_adj.select_rows(nodes)
+    rows = graph.adj.with_values(torch.arange(graph.adj.nnz)).select_rows(nodes)
     cols = local[rows.indices.long()]
     is_internal = cols >= 0
-    values = None if rows.values is None else rows.values[is_internal]
+    assert rows.values is not None  # the places of edges in the graph
+    values = rows.values[is_internal]
     adj = CSR.from_pairs(rows.row[is_internal], cols[is_internal], (len(nodes), len(nodes)), values)
+    weight, directed_weight = graph.edge_weight, graph.directed_weight
     x = graph.x.select_rows(nodes) if isinstance(graph.x, CSR) else graph.x[nodes]
     split = graph.split
     return replace(
         graph,
         adj=replace(adj, values=None),
-        edge_weight=adj.values,
+        edge_weight=None if weight is None else weight[adj.values],
+        directed_weight=None if directed_weight is None else directed_weight[adj.values],
         x=x,
         y=graph.y[nodes],
         node_id=graph.node_id[nodes.numpy()],
@@ -309,6 +327,48 @@ def subgraph(graph: Graph, nodes: Tensor) -> Graph:
         silo=None if graph.silo is None else graph.silo[nodes],
         columns={name: column[nodes] for name, column in graph.columns.items()},
     )
+
+
+def with_directions(graph: Graph, *, symmetric: bool = False) -> Graph:
+    """Return the graph with an `edge_weight` (nnz, 2) for each direction of its edges.
+
+    The weight from the row to the column, and that from the column to the row; NaN where there is
+    no such edge. Blocks of it know directions.
+
+    Args:
+        graph: as it was read.
+        symmetric: whether all edges may go both ways.
+
+    Raises:
+        DataError: nobody knows where edges lead, or all go both ways.
+    """
+    if not graph.is_directed and not (symmetric and graph.directed_weight is not None):
+        got = "none" if graph.directed_weight is None else "edges that all go both ways"
+        raise DataError(
+            f"expected edges with directions in {graph.name}, got {got}: leave directed out, or "
+            "list each edge from its source to its target"
+        )
+    if graph.directed_weight is None:  # they are in use already
+        return graph
+    weight = both_directions(graph.adj, graph.edge_weight, graph.directed_weight)
+    return replace(graph, edge_weight=weight, directed_weight=None)
+
+
+def both_directions(adj: CSR, edge_weight: Tensor | None, directed_weight: Tensor) -> Tensor:
+    """Return the weight of both directions of every stored edge, (nnz, 2) float64; NaN: none.
+
+    Args:
+        adj: (n, n), its places symmetric.
+        edge_weight: (nnz,) as in `Graph`; None: edges count 1 in either direction.
+        directed_weight: (nnz,) as in `Graph`.
+    """
+    if edge_weight is None:
+        weight = torch.ones(adj.nnz, dtype=torch.float64)
+    else:
+        weight = edge_weight if directed_weight.dtype == torch.int8 else directed_weight
+    weight = weight.double().masked_fill(directed_weight < 0, math.nan)
+    # The k-th edge by rows is, the other way round, the k-th by columns.
+    return torch.stack([weight, weight[adj.by_column]], dim=1)
 
 
 def largest_component(graph: Graph) -> Graph:

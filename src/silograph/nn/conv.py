@@ -15,7 +15,7 @@ n: rows. I, O: input and output width. C: clients.
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Protocol
+from typing import Literal, Protocol
 
 import numpy as np
 import scipy.sparse as sp
@@ -24,6 +24,7 @@ from torch import Tensor
 from torch.nn.functional import leaky_relu
 
 from silograph.core.key import Key, keep_probability, mix_words, signed
+from silograph.core.payload import offsets
 from silograph.core.work import report_entries, report_rows
 from silograph.graph.block.block import ClientBlock, Rows, SparseRows
 from silograph.graph.csr import CSR
@@ -90,6 +91,9 @@ class Messages:
         attention: dropout of attention; None: nothing is dropped.
         gate: (s,) that scales the row of each sender after `map`; None: 1. Samplers learn from
             its gradient.
+        loop: (r, 1) degree that scales the own row of a receiver; None: `receiver`.
+        reverse: of messages along the directions of edges, those against them; None: edges have no
+            directions.
         operators: matrices that `operator` has built, by convolution.
     """
 
@@ -103,6 +107,8 @@ class Messages:
     beside: Tensor | None = None
     attention: "EdgeDraws | None" = None
     gate: Tensor | None = None
+    loop: Tensor | None = None
+    reverse: "Messages | None" = None
     operators: dict[object, CSR] = field(default_factory=dict, init=False, repr=False)
 
     def own_of(self, z: Tensor) -> Tensor:
@@ -119,7 +125,9 @@ class Messages:
 
     def with_dropout(self, drop: float, row_key: Tensor, key: Key) -> "Messages":
         """Return the messages of a step that drops attention; `row_key` (s,) of the senders."""
-        return replace(self, attention=EdgeDraws(drop, row_key, self.own_of(row_key), key))
+        draws = EdgeDraws(drop, row_key, self.own_of(row_key), key)
+        reverse = self.reverse and self.reverse.with_dropout(drop, row_key, key)
+        return replace(self, attention=draws, reverse=reverse)
 
 
 def internal_messages(block: ClientBlock, dtype: torch.dtype) -> Messages:
@@ -128,8 +136,36 @@ def internal_messages(block: ClientBlock, dtype: torch.dtype) -> Messages:
 
 
 def _build_messages(block: ClientBlock, dtype: torch.dtype) -> Messages:
+    values = block.adj.values
+    if values is not None and values.dim() == 2:
+        along, against = (_one_way(block, way, dtype) for way in (ALONG, AGAINST))
+        return replace(along, reverse=against)
     degree = block.adj.weighted_degree.to(dtype)[:, None]
     return Messages(block.adj, True, degree, degree, None, block.off, block.off)
+
+
+# Columns of weights by direction (nnz, 2) of the edges along which a row receives, and against.
+ALONG, AGAINST = 1, 0
+
+
+def edges_one_way(adj: CSR, way: int) -> CSR:
+    """Return the entries with a weight in a column of the values (nnz, 2), and these weights."""
+    assert adj.values is not None  # of both directions
+    weight = adj.values[:, way]
+    is_edge = ~weight.isnan()
+    lengths = torch.bincount(adj.row[is_edge], minlength=adj.num_rows)
+    starts = offsets(lengths).to(adj.indices.dtype)
+    return CSR(starts, adj.indices[is_edge], weight[is_edge], adj.num_cols)
+
+
+def _one_way(block: ClientBlock, way: int, dtype: torch.dtype) -> Messages:
+    edges = edges_one_way(block.adj, way)
+    sender = edges.transposed.weighted_degree.to(dtype)[:, None]
+    receiver = edges.weighted_degree.to(dtype)[:, None]
+    # A self loop goes both ways. Its degree is the geometric mean of the row's two, itself counted
+    # in both, so that a scale 1 / d of own rows is d^-1/2 of either side, as at other edges.
+    loop = ((sender + 1) * (receiver + 1)).sqrt() - 1
+    return Messages(edges, False, sender, receiver, None, block.off, block.off, loop=loop)
 
 
 Params = dict[str, Tensor]
@@ -229,40 +265,47 @@ def operator(scales: Scales, messages: Messages) -> CSR:
     One product in place of four passes over the rows.
     """
     if scales not in messages.operators:
-        degree = messages.sender
-        own_scale = scales.itself(degree)
-        messages.operators[scales] = as_matrix(scales, messages.adj, degree, own_scale)
+        own_scale = scales.itself(_loop_degree(messages))
+        degrees = messages.sender, messages.receiver
+        messages.operators[scales] = as_matrix(scales, messages.adj, *degrees, own_scale)
     return messages.operators[scales]
 
 
-def as_matrix(scales: Scales, adj: CSR, degree: Tensor, own: Tensor | None) -> CSR:
+def _loop_degree(messages: Messages) -> Tensor:
+    return messages.receiver if messages.loop is None else messages.loop
+
+
+def as_matrix(
+    scales: Scales, adj: CSR, sender: Tensor, receiver: Tensor, own: Tensor | None
+) -> CSR:
     """Return post * adj * pre + own as one matrix (n, n).
 
     Args:
         scales: of both sides.
         adj: (n, n) weights of edges.
-        degree: (n, 1) that the scales are made of.
+        sender: (n, 1) degrees that scales of senders are made of.
+        receiver: (n, 1) degrees that scales of receivers are made of.
         own: (n, 1) weight of a row's own message; None: 0.
     """
-    ones, zeros = np.ones(len(degree)), np.zeros(len(degree))
+    ones, zeros = np.ones(len(sender)), np.zeros(len(sender))
     receiver_scale, sender_scale, own_scale = (
         default if scale is None else scale[:, 0].double().cpu().numpy()
         for scale, default in (
-            (scales.receiver_scale(degree), ones),
-            (scales.sender_scale(degree), ones),
+            (scales.receiver_scale(receiver), ones),
+            (scales.sender_scale(sender), ones),
             (own, zeros),
         )
     )
     matrix = sp.diags_array(receiver_scale) @ adj.scipy() @ sp.diags_array(
         sender_scale
     ) + sp.diags_array(own_scale)
-    return CSR.from_scipy(sp.csr_matrix(matrix)).to(degree.device, degree.dtype)
+    return CSR.from_scipy(sp.csr_matrix(matrix)).to(sender.device, sender.dtype)
 
 
 def propagate(scales: Scales, z: Tensor, messages: Messages) -> Tensor:
     """Return post * (A @ (pre * z) + beside) + own * z, (n, O)."""
     pre, post = scales.sender_scale(messages.sender), scales.receiver_scale(messages.receiver)
-    own_scale = scales.itself(messages.receiver)
+    own_scale = scales.itself(_loop_degree(messages))
     width, passes = z.shape[1], 1 + gradients(z)
     report_entries(messages.adj.indptr, messages.off, 2 * width * passes)
     report_rows(messages.sender_off, width * passes * (pre is not None))
@@ -653,3 +696,94 @@ class GAT:
             return segment_bias(s.flatten(1), p["bias"], m.off)
         report_rows(m.off, s[0].numel() * (1 + gradients(s)) if len(s) else 0)
         return segment_bias(s.mean(dim=1), p["bias"], m.off)
+
+
+# --- Convolutions along the directions of edges, against them, or both ---------------------------
+
+
+Way = Literal["along", "against", "both"]
+AGAINST_ = "against_"  # begins the names of weights of the second direction
+
+
+@dataclass(frozen=True)
+class Directed:
+    """A convolution whose messages pass each edge one way, or both ways with weights of their own.
+
+    With both, the sum over neighbors is the mean of that over the sources of edges that lead here
+    and that over the targets of edges that start here: alpha = 1/2 of Dir-GNN (Rossi, Charpentier,
+    Di Giovanni, Frasca, Günnemann and Bronstein, "Edge directionality improves learning on
+    heterophilic graphs", LoG 2023). What stands before and in the sum has weights for each
+    direction: those called weight, sender and receiver. What follows it (the node's own weight,
+    bias, perceptron) is shared. Scales are those of the paper's D_out^-1/2 A D_in^-1/2: a sender's
+    by its edges in that direction, a receiver's by those along which it receives. What we changed:
+    self loops of GCN and GAT stay, so that a graph whose edges go both ways gives what the plain
+    convolution does.
+
+    Attributes:
+        conv: the convolution of each direction.
+        way: along edges (from source to target), against them, or both.
+    """
+
+    conv: Conv
+    way: Way
+    sums = True
+    scales = None
+    indivisible = "silos share sums over edges that go both ways only"
+    kernel = None
+
+    @property
+    def name(self) -> str:
+        """Name of the convolution, in messages."""
+        return f"{self.conv.name} with directed={self.way}"
+
+    @property
+    def weighs(self) -> bool:
+        """Whether weights of edges scale the terms of its sum."""
+        return self.conv.weighs
+
+    @property
+    def rooted(self) -> bool:
+        """Whether `finish` reads x."""
+        return self.conv.rooted
+
+    @property
+    def maps(self) -> tuple[str, ...]:
+        """Names of the weights (I, O) that meet x, and meet it linearly."""
+        doubled = [n for n in self.conv.maps if n in BEFORE_SUM and self.way == "both"]
+        return (*self.conv.maps, *(AGAINST_ + name for name in doubled))
+
+    def init(self, key: Key, inputs: int, outputs: int) -> Params:
+        """Return initial weights, those of the second direction by draws of their own."""
+        weights = self.conv.init(key, inputs, outputs)
+        if self.way == "both":
+            second = self.conv.init(key.fold("against"), inputs, outputs)
+            weights |= {AGAINST_ + name: second[name] for name in second if name in BEFORE_SUM}
+        return weights
+
+    def map(self, p: Mapping[str, Tensor], x: Rows, off: Tensor) -> Tensor:
+        """Return z of each direction, side by side."""
+        z = self.conv.map(p, x, off)
+        return z if self.way != "both" else torch.cat([z, self.conv.map(_second(p), x, off)], dim=1)
+
+    def combine(self, p: Mapping[str, Tensor], z: Tensor, m: Messages) -> Tensor:
+        """Return the sum over neighbors."""
+        against = m if m.reverse is None else m.reverse  # without directions both are the same
+        if self.way != "both":
+            return self.conv.combine(p, z, m if self.way == "along" else against)
+        first, second = z.tensor_split(2, dim=1)
+        s = self.conv.combine(p, first, m) + self.conv.combine(_second(p), second, against)
+        report_rows(m.off, (2 + gradients(s)) * (s[0].numel() if len(s) else 0))
+        return s / 2
+
+    def finish(self, p: Mapping[str, Tensor], x: Rows, s: Tensor, m: Messages) -> Tensor:
+        """Return the output (n, O)."""
+        return self.conv.finish(p, x, s, m)
+
+
+BEFORE_SUM = ("weight", "sender", "receiver")  # weights that `map` and `combine` read
+
+
+def _second(p: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+    """Return the weights of the second direction by the names that a convolution has for them."""
+    second = {n.removeprefix(AGAINST_): w for n, w in p.items() if n.startswith(AGAINST_)}
+    return {**p, **second}

@@ -19,7 +19,7 @@ from silograph.core.payload import State, offsets, ranges
 from silograph.federation.field_specs import FieldSpecs
 from silograph.graph.block.block import ClientBlock, SparseRows
 from silograph.graph.csr import CSR
-from silograph.nn.conv import Messages
+from silograph.nn.conv import AGAINST, ALONG, Messages, edges_one_way, internal_messages
 from silograph.nn.forward import AnyModel, Pass
 
 # --- neighbors -----------------------------------------------------------------------------------
@@ -60,7 +60,8 @@ class Drawn:
     Attributes:
         position: (e,) int64 place among `Reached.rows` of the row that receives.
         neighbor: (e,) int64 row of the block that sends, of the same client; each once a receiver.
-        share: (e,) in the run's dtype, how many edges each stands for, times its weight.
+        share: (e,) in the run's dtype, how many edges each stands for, times its weight; (e, 2)
+            where weights are those of both directions.
         degree: (n,) in the run's dtype, what convolutions take for degrees in this hop; None: the
             degrees in the client's graph, of weighted edges the sums of their weights.
         trace: tensors that `learn` needs after the step.
@@ -267,7 +268,9 @@ class Fanout(Stateless):
         is_kept[order[rank < count]] = True
         position = all_edges.position[is_kept]
         share = (degree[position].to(all_edges.share.dtype) / count).clamp(min=1)
-        return Drawn(position, all_edges.neighbor[is_kept], share * all_edges.share[is_kept])
+        weight = all_edges.share[is_kept]
+        share = share if weight.dim() == 1 else share[:, None]
+        return Drawn(position, all_edges.neighbor[is_kept], share * weight)
 
 
 FULL = Full()
@@ -487,9 +490,13 @@ def one_stage(
     column = position[neighbor]
     order = (drawn.position * len(senders) + column).argsort()
     starts = offsets(torch.bincount(drawn.position, minlength=len(rows)))
+    adj = CSR(starts, column[order], drawn.share[order], len(senders))
+    reached_next = replace(reached, rows=senders, hops=hops, off=off)
+    if drawn.share.dim() == 2:
+        return reached_next, _both_ways(block, adj, reached, reached_next, position[rows])
     degree = _degree_column(block, drawn)
     messages = Messages(
-        adj=CSR(starts, column[order], drawn.share[order], len(senders)),
+        adj=adj,
         symmetric=False,
         sender=degree[senders],
         receiver=degree[rows],
@@ -498,7 +505,38 @@ def one_stage(
         off=reached.off,
         gate=None if drawn.gate is None else drawn.gate[senders],
     )
-    return replace(reached, rows=senders, hops=hops, off=off), messages
+    return reached_next, messages
+
+
+def _both_ways(
+    block: ClientBlock, adj: CSR, receivers: Reached, senders: Reached, own: Tensor
+) -> Messages:
+    """Return the messages along the directions of drawn edges, and those against them.
+
+    Args:
+        block: C clients.
+        adj: (r, s) drawn edges, values (nnz, 2).
+        receivers: (r,) rows.
+        senders: (s,) rows.
+        own: (r,) positions of the receivers among the senders.
+    """
+    assert adj.values is not None  # see above
+    along = internal_messages(block, adj.values.dtype)  # whose degrees are those of all edges
+    assert along.reverse is not None  # edges have directions
+    first, second = (
+        Messages(
+            adj=edges_one_way(adj, way),
+            symmetric=False,
+            sender=all_edges.sender[senders.rows],
+            receiver=all_edges.receiver[receivers.rows],
+            own=own,
+            sender_off=senders.off,
+            off=receivers.off,
+            loop=None if all_edges.loop is None else all_edges.loop[receivers.rows],
+        )
+        for way, all_edges in ((ALONG, along), (AGAINST, along.reverse))
+    )
+    return replace(first, reverse=second)
 
 
 def _new_neighbors(block: ClientBlock, rows: Tensor, neighbor: Tensor) -> Tensor:

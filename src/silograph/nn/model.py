@@ -21,7 +21,19 @@ from silograph.core.text import state_of_fields
 from silograph.graph.block.block import ClientBlock, Rows, SparseRows
 from silograph.graph.graph import LabelForm
 from silograph.nn import fit
-from silograph.nn.conv import GAT, GCN, GIN, MLP, SAGE, Conv, GraphConv, Params, Propagation, Scales
+from silograph.nn.conv import (
+    GAT,
+    GCN,
+    GIN,
+    MLP,
+    SAGE,
+    Conv,
+    Directed,
+    GraphConv,
+    Params,
+    Propagation,
+    Scales,
+)
 from silograph.nn.fit import Fitted, Training, TrainingInputs
 from silograph.nn.forward import (
     NO_TABLES,
@@ -57,6 +69,7 @@ class Model:
         head: what the last layer is: a convolution as the others, or a linear classifier.
         input_dropout: probability with which a feature is dropped in training.
         attention_dropout: the same for the attention of `gat`.
+        directed: which way messages pass an edge; none: both ways.
     """
 
     conv: str
@@ -73,6 +86,7 @@ class Model:
     head: Literal["conv", "linear"] = "conv"
     input_dropout: float = 0.0
     attention_dropout: float = 0.0
+    directed: Literal["none", "along", "against", "both"] = "none"
 
     __getstate__ = state_of_fields
 
@@ -100,8 +114,9 @@ class Model:
 
     @property
     def noun(self) -> str:
-        """The name of its convolution, in messages."""
-        return f"model {self.conv}"
+        """The name of its convolution, and which way its messages go, in messages."""
+        way = "" if self.directed == "none" else f" with directed={self.directed}"
+        return f"model {self.conv}{way}"
 
     @property
     def staged(self) -> "Model":
@@ -115,7 +130,14 @@ class Model:
         Raises:
             ConfigError: no such model.
         """
-        return lookup(MODELS, self.conv, "model")(self)
+        stages = lookup(MODELS, self.conv, "model")(self)
+        way = self.directed
+        if way == "none":
+            return stages
+        return tuple(
+            dataclasses.replace(stage, conv=Directed(stage.conv, way)) if stage.conv.sums else stage
+            for stage in stages
+        )
 
     @cached_property
     def weight_shapes(self) -> Mapping[str, tuple[int, ...]]:
@@ -171,7 +193,10 @@ class Model:
 
     def described(self) -> dict[str, Any]:
         """Return the shape as plain values."""
-        return dataclasses.asdict(self)
+        values = dataclasses.asdict(self)
+        if self.directed == "none":  # as files of models say that were written before
+            del values["directed"]
+        return values
 
 
 def layers_of(model: Model, conv: Callable[[int], Conv]) -> tuple[Stage, ...]:

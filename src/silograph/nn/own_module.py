@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -124,6 +124,7 @@ class ModuleModel:
         features: F.
         outputs: K.
         task: what the outputs mean.
+        directed: along: edge_index has every edge from its source to its target only.
     """
 
     name: str
@@ -131,6 +132,7 @@ class ModuleModel:
     features: int
     outputs: int
     task: LabelForm
+    directed: Literal["none", "along"] = "none"
 
     noun = "a torch.nn.Module of your own"
     staged = None
@@ -193,7 +195,8 @@ class ModuleModel:
     def described(self) -> dict[str, Any]:
         """Return its name and its sizes."""
         sizes = {"features": self.features, "outputs": self.outputs, "task": self.task}
-        return {"module": self.name, **sizes}
+        way = {} if self.directed == "none" else {"directed": self.directed}
+        return {"module": self.name, **sizes, **way}
 
 
 @contextmanager
@@ -265,6 +268,9 @@ def client_of(block: ClientBlock) -> Client:
         )
     x = block.x.csr.tensor.to_dense() if isinstance(block.x, SparseRows) else block.x
     edges = torch.stack([block.adj.row, block.adj.indices.long()])
+    values = block.adj.values
+    if values is not None and values.dim() == 2:
+        edges = edges[:, ~values[:, 0].isnan()]  # from the row to the column
     return Client(x, edges, block.ids[0])
 
 

@@ -244,7 +244,9 @@ def inner_operator(scales: Scales, reach: Reach) -> CSR:
         own_scale = scales.itself(reach.degree)
         if own_scale is not None and reach.own is not None:
             own_scale = own_scale * reach.own
-        reach.operators[scales] = as_matrix(scales, reach.inner, reach.degree, own_scale)
+        reach.operators[scales] = as_matrix(
+            scales, reach.inner, reach.degree, reach.degree, own_scale
+        )
     return reach.operators[scales]
 
 

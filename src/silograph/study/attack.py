@@ -553,7 +553,9 @@ def attack_with_crafted_weights(setup: Setup, block: ClientBlock) -> list[Findin
     """Recover single rows from a step of SGD on crafted weights."""
     cfg, model = setup.method_config.in_round(1), setup.method_config.model
     names = {"0.weight", "0.bias", "1.weight", "1.bias"}
-    fits = isinstance(model, Model) and set(model.weight_shapes) == names
+    # `first_inputs` sums over all neighbors.
+    fits = isinstance(model, Model) and model.directed == "none"
+    fits = fits and set(model.weight_shapes) == names
     is_single_step = (
         cfg.schedule.epochs == 1 and cfg.schedule.whole and isinstance(cfg.optimizer, SGD)
     )
@@ -587,7 +589,7 @@ def first_inputs(setup: Setup, block: ClientBlock) -> Tensor:
     if not conv.sums or conv.scales is None:
         return x
     degree = block.adj.weighted_degree.to(x.dtype)[:, None]
-    matrix = as_matrix(conv.scales, block.adj, degree, conv.scales.itself(degree))
+    matrix = as_matrix(conv.scales, block.adj, degree, degree, conv.scales.itself(degree))
     return matrix.tensor.to(x.dtype) @ x
 
 

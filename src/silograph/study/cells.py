@@ -38,7 +38,7 @@ from silograph.experiment.run.result import VIEWS, Result, untrained_entry
 from silograph.experiment.run.run import resume, run
 from silograph.experiment.run.setup import versions
 from silograph.graph.datasets import is_path, locate, tables_of
-from silograph.graph.graph import Graph, fingerprint
+from silograph.graph.graph import Graph, fingerprint, with_directions
 from silograph.graph.partition.options import FAVORED
 from silograph.graph.partition.partition import is_partition_file
 from silograph.graph.silos.read import is_silos, silos_files
@@ -93,7 +93,8 @@ class Cell:
         """
         graph = None
         if self.graph is not None:
-            graph = fingerprint(self.graph)
+            directed = self.config.directed != "none"
+            graph = fingerprint(with_directions(self.graph) if directed else self.graph)
         elif is_path(self.config.dataset):
             graph = file_hash(Path(self.config.dataset).expanduser())
         config = settings_of_cell(self.config, self.method, in_memory=self.graph is not None)

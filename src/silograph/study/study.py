@@ -15,14 +15,14 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from silograph.core.config import RunConfig
 from silograph.core.errors import ConfigError
 from silograph.core.files import check_regular, hold_folder, write_atomic
-from silograph.experiment.resolve.data import prepare_graph, with_edges
+from silograph.experiment.resolve.data import prepare_graph
 from silograph.experiment.result_files import UNCHECKED, with_digest, without_digest
 from silograph.graph.datasets import is_path, source_of
 from silograph.graph.graph import Graph, fingerprint
@@ -372,7 +372,7 @@ def load_study_data(cells: Iterable[Cell], lines: Iterable[Line], path: Path | N
 
 def _check_fingerprints(graph: Graph, finished: FinishedCells, path: Path | None) -> None:
     """Raise `ConfigError` where a line was computed on another graph, if it says on which."""
-    hashes: dict[tuple[bool, str, str, str | None], set[str]] = {}
+    hashes: dict[tuple[object, ...], set[str]] = {}
     for config, line in finished:
         if "data" not in line:  # an older line
             continue
@@ -381,14 +381,13 @@ def _check_fingerprints(graph: Graph, finished: FinishedCells, path: Path | None
             config.normalize,
             config.features,
             config.edge_weights,
+            config.directed,
         )
         line_fingerprint = line["data"]["graph"]
         if graph_options not in hashes:
             # A model that has no place for weights of edges was trained without.
-            graph_variants = (graph, with_edges(graph, "ignore"))
-            hashes[graph_options] = {
-                fingerprint(prepare_graph(config, variant)) for variant in graph_variants
-            }
+            variants = (config, replace(config, edge_weights="ignore"))
+            hashes[graph_options] = {fingerprint(prepare_graph(v, graph)) for v in variants}
         if line_fingerprint not in hashes[graph_options]:
             current_fingerprint = fingerprint(prepare_graph(config, graph))
             raise ConfigError(

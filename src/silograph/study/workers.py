@@ -62,6 +62,8 @@ def write_graph(path: Path, graph: Graph) -> None:
         parts |= {"x_values": x.values.numpy(), "x_cols": x.num_cols}
     if graph.edge_weight is not None:
         parts["edge_weight"] = graph.edge_weight.numpy()
+    if graph.directed_weight is not None:
+        parts["directed_weight"] = graph.directed_weight.numpy()
     if graph.scale is not None:
         parts["scale"] = np.array(graph.scale)
     if graph.silo is not None:
@@ -100,6 +102,7 @@ def read_graph(path: str | Path) -> Graph:
         class_names=tuple(parts["class_names"].tolist()),
         feature_names=tuple(parts["feature_names"].tolist()),
         edge_weight=arrays.get("edge_weight"),
+        directed_weight=arrays.get("directed_weight"),
         columns={n.removeprefix(COLUMN): t for n, t in arrays.items() if n.startswith(COLUMN)},
         scale=scale,
     )

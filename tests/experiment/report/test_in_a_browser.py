@@ -5,6 +5,7 @@ These need `pip install playwright` and the system's Chromium. Last run: 2026-11
 
 import shutil
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,8 @@ import pytest
 
 import silograph as sg
 from runs import MakeGraph
-from silograph.experiment.report import write_comparison, write_report
+from silograph.experiment.report import write_comparison, write_inspection, write_report
+from silograph.graph.silos.inspect import inspect_silos
 
 sync_api: Any = pytest.importorskip("playwright.sync_api")
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
@@ -42,7 +44,15 @@ def pages(make_graph: MakeGraph, tmp_path: Path) -> list[Path]:
     for out, own in zip(runs, options.values(), strict=True):
         sg.run(make_graph(60), **RUN | own, out=str(out))
     single = [Path(write_report(run, None).path) for run in runs]
-    return [*single, Path(write_comparison(runs, tmp_path / "all.html").path)]
+    cut = sg.run(make_graph(60), **RUN).cut
+    assert cut is not None
+    sg.write_silos(tmp_path / "silos", cut.graph, cut.partition, cut.split)
+    members = sg.read_silos(tmp_path / "silos").members
+    long_names = tuple(f"{'long' * 30}{n}" for n in range(cut.graph.num_features))
+    members = tuple(replace(silo, feature_names=long_names) for silo in members)
+    write_inspection(inspect_silos(members), tmp_path / "silos", tmp_path / "data.html")
+    several = Path(write_comparison(runs, tmp_path / "all.html").path)
+    return [*single, several, tmp_path / "data.html"]
 
 
 @pytest.mark.parametrize("width", [400, 1280])

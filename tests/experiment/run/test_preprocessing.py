@@ -281,8 +281,8 @@ def test_files_that_lack_what_they_need_are_refused(tmp_path: Path) -> None:
     for other in others:
         with pytest.raises(DataError, match=r"^expected a model's shape in"):
             sg.load_model(saved(tmp_path, {"preprocessing": other}))
-    with pytest.raises(DataError, match=r"preprocessing of version 2 in .*, got version 3"):
-        sg.load_model(saved(tmp_path, {"preprocessing": GOOD | {"version": 3}}))
+    with pytest.raises(DataError, match=r"preprocessing of version 3 in .*, got version 4"):
+        sg.load_model(saved(tmp_path, {"preprocessing": GOOD | {"version": 4}}))
 
 
 def write_rows(folder: Path, rows: list[int], label: Callable[[int], str] | None) -> None:

@@ -1,5 +1,6 @@
 """Raw tables made into folders of silos: the same columns, and both sides of an edge."""
 
+import csv
 import gzip
 import json
 import math
@@ -15,6 +16,7 @@ import silograph as sg
 from commands import Capture
 from silograph.cli import run_app
 from silograph.core.errors import ConfigError, DataError
+from silograph.graph.silos.data import silo_with_directions
 from silograph.graph.silos.inspect import RatingSummary, SiloSummary, inspect_silos
 from silograph.graph.silos.prepare import prepare
 from silograph.graph.silos.schema import (
@@ -421,6 +423,22 @@ def test_a_list_does_not_count_twice(tmp_path: Path) -> None:
     assert not (tmp_path / "a").exists()
 
 
+def test_further_tables_may_have_no_labels(tmp_path: Path) -> None:
+    schema = write(tmp_path)
+    prepare(tmp_path / "raw/north", schema=schema, out=tmp_path / "a")
+    accounts = tmp_path / "raw/north/accounts.csv"
+    rows = list(csv.reader(accounts.read_text().splitlines()))
+    label = rows[0].index("fraud")
+    text = "".join(",".join([*r[:label], *r[label + 1 :]]) + "\n" for r in rows)
+    accounts.write_text(text)
+    with pytest.raises(DataError, match="fraud"):
+        prepare(tmp_path / "raw/north", schema=schema, out=tmp_path / "b")
+    prepare(tmp_path / "raw/north", like=tmp_path / "a", out=tmp_path / "b")
+    with_labels, without = sg.read_silo(tmp_path / "a"), sg.read_silo(tmp_path / "b")
+    assert np.asarray(with_labels.x).tolist() == np.asarray(without.x).tolist()
+    assert not bool(without.graph.labeled.any())
+
+
 # --- ratings --------------------------------------------------------------------------------------
 
 
@@ -500,6 +518,33 @@ def test_the_guessed_schema_prepares_the_tables_it_was_guessed_from(
     assert max(map(len, shown.splitlines())) < 100
 
 
+def test_edges_that_one_silo_lists_are_counted(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    for name in ("north", "south"):
+        bank(tmp_path / "raw", name, 60, rng)
+    text = sg.guess_schema(tmp_path / "raw")
+    crossing = {}
+    for name in ("north", "south"):
+        lines = (tmp_path / "raw" / name / "transfers.csv").read_text().splitlines()[1:]
+        pairs = {tuple(line.split(",")[:2]) for line in lines}
+        crossing[name] = {frozenset(pair) for pair in pairs if pair[0][0] != pair[1][0]}
+    alone = {
+        "north": len(crossing["north"] - crossing["south"]),
+        "south": len(crossing["south"] - crossing["north"]),
+    }
+    assert min(alone.values()) > 0
+    for by in ("source", "both"):
+        (tmp_path / "s.toml").write_text(
+            text.replace('listed_by = "source"', f'listed_by = "{by}"')
+        )
+        made = prepare(tmp_path / "raw", schema=tmp_path / "s.toml", out=tmp_path / by)
+        warnings = inspect_silos(sg.read_silos(tmp_path / by).members).warnings
+        for silo, other in zip(made, ("south", "north"), strict=True):
+            count = f"{alone[silo.name]} edges to {other} that"
+            assert any(count in note for note in silo.notes) is (by == "both")
+            assert any(f"{silo.name} lists {count}" in line for line in warnings) is (by == "both")
+
+
 def test_a_name_with_a_line_break_makes_no_line_of_a_schema(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text('key,"x\n[silos]\nz = ""*""",label\nk,1,0\nl,2,1\nm,,1\n')
     text = sg.guess_schema(tmp_path)
@@ -522,7 +567,9 @@ def test_what_looks_wrong_is_named(tmp_path: Path) -> None:
         (folder / "edges.csv").write_text("source,target\nk0,k1\n")
         (folder / "cross_edges.csv").write_text("own,silo,remote\n")
     made = inspect_silos(sg.read_silos(tmp_path).members)
-    assert made.silos[0] == SiloSummary("north", 40, 40, {"a": 0.5, "b": 0.5}, 1, 0, 0.05, 38)
+    assert made.silos[0] == SiloSummary(
+        "north", 40, 40, {"a": 0.5, "b": 0.5}, 1, 0, 0.05, 38, (38, 2), {}
+    )
     text = "\n".join(made.warnings)
     for words in (
         "x differs between north and south",
@@ -534,3 +581,84 @@ def test_what_looks_wrong_is_named(tmp_path: Path) -> None:
     ):
         assert words in text
     assert made.columns[0].drift == max(column.drift for column in made.columns)
+    for column in made.columns:
+        assert [sum(counts) for counts in column.histogram] == [40, 40]
+
+
+def test_figures_of_an_inspection_are_those_of_the_tables(tmp_path: Path) -> None:
+    rng = np.random.default_rng(1)
+    for name in ("north", "south"):
+        bank(tmp_path / "raw", name, 60, rng)
+    (tmp_path / "s.toml").write_text(sg.guess_schema(tmp_path / "raw"))
+    accounts = tmp_path / "raw/south/accounts.csv"
+    head, first, *others = accounts.read_text().splitlines()
+    key, _, *cells = first.split(",")  # without an age
+    accounts.write_text("\n".join([head, ",".join([key, "", *cells]), *others]) + "\n")
+    prepare(tmp_path / "raw", schema=tmp_path / "s.toml", out=tmp_path / "silos")
+    silos = sg.read_silos(tmp_path / "silos")
+    made = inspect_silos(silos.members)
+    for silo, member in zip(made.silos, silos.members, strict=True):
+        assert isinstance(silo, SiloSummary)
+        degree = np.asarray(member.adj.degree) + np.bincount(member.cross.row, minlength=60)
+        groups = [(degree == 0).sum(), (degree == 1).sum()]
+        groups += [((degree >= 2**k) & (degree < 2 ** (k + 1))).sum() for k in range(1, 9)]
+        assert list(silo.degrees) == groups[: len(silo.degrees)]
+        assert sum(silo.degrees) == 60
+        gaps = {"age": int(silo.silo == "south"), "kind": 0, "opened": 0, "hint": 0}
+        assert silo.missing == gaps
+    # A column for other words is there at all silos by design, whether any has such a word.
+    assert not any("kind other" in line for line in made.warnings)
+
+
+def ways_of(folder: Path) -> dict[tuple[str, str], float]:
+    """The weight of every edge of a silo from a source to a target."""
+    silo = silo_with_directions(sg.read_silo(folder))
+    cross, keys, weight = silo.cross, silo.keys, silo.edge_weight
+    assert weight is not None
+    assert cross.weight is not None
+    row, column = silo.graph.edge_index.tolist()
+    ways = {
+        (keys[a], keys[b]): w for a, b, w in zip(row, column, weight[:, 0].tolist(), strict=True)
+    }
+    for a, b, (out, back) in zip(
+        cross.row.tolist(), cross.slot.tolist(), cross.weight.tolist(), strict=True
+    ):
+        ways |= {(keys[a], cross.keys[b]): out, (cross.keys[b], keys[a]): back}
+    return {edge: w for edge, w in ways.items() if not math.isnan(w)}
+
+
+def test_payments_know_who_paid(tmp_path: Path) -> None:
+    """Each direction is combined by itself, alike at both banks, together and one by one."""
+    schema = write(
+        tmp_path, GRAPH.replace('listed_by = "source"', 'listed_by = "source"\ndirected = true')
+    )
+    prepare(tmp_path / "raw", schema=schema, out=tmp_path / "silos")
+    north = {("N1", "N2"): 1.5, ("N2", "N1"): 2.5, ("N1", "S1"): 4.5, ("S1", "N1"): 2.25}
+    assert ways_of(tmp_path / "silos/north") == north | {("S2", "N2"): 1.0}
+    south = {("S2", "S1"): 7.0, ("N1", "S1"): 4.5, ("S1", "N1"): 2.25, ("S2", "N2"): 1.0}
+    assert ways_of(tmp_path / "silos/south") == south
+    for name in ("north", "south"):
+        prepare(tmp_path / "raw" / name, schema=schema, out=tmp_path / "first" / name)
+    for name, other in (("north", "south"), ("south", "north")):
+        received = [tmp_path / f"first/{other}/edges_for/{other}_to_{name}.csv"]
+        prepare(tmp_path / "raw" / name, schema=schema, out=tmp_path / name, received=received)
+        assert ways_of(tmp_path / name) == ways_of(tmp_path / "silos" / name)
+    result = sg.run(tmp_path / "silos", directed="both", rounds=1, split="0.5/0/0.5", hidden=4)
+    assert result.config.directed == "both"
+
+
+def test_edges_of_a_table_without_directions_go_both_ways_beside_others(tmp_path: Path) -> None:
+    more = '[edges.friends]\nsource = "a"\ntarget = "b"\n\n[silos]'
+    text = GRAPH.replace("[silos]", more).replace(
+        'repeated = "sum"', 'repeated = "sum"\ndirected = true'
+    )
+    schema = write(tmp_path, text)
+    (tmp_path / "raw/north/friends.csv").write_text("a,b\nN1,N2\nN2,S2\n")
+    (tmp_path / "raw/south/friends.csv").write_text("a,b\nS2,N2\nS1,S2\n")
+    prepare(tmp_path / "raw", schema=schema, out=tmp_path / "silos")
+    ways = ways_of(tmp_path / "silos/north")
+    assert (ways["N1", "N2"], ways["N2", "N1"]) == (2.5, 3.5)
+    assert (ways["N2", "S2"], ways["S2", "N2"]) == (1.0, 2.0)
+    south = ways_of(tmp_path / "silos/south")
+    assert (south["S2", "S1"], south["S1", "S2"]) == (8.0, 1.0)
+    assert (south["N2", "S2"], south["S2", "N2"]) == (1.0, 2.0)

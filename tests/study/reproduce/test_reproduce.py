@@ -42,6 +42,7 @@ import recipe_ratings as of_ratings
 import recipe_selectors as selectors
 import recipe_server_step as server_step
 import recipe_silos as of_silos
+import recipe_small_k as small_k
 import recipe_spread as over_seeds
 import recipe_strong as strong
 import recipe_sweep as tables_of_the_sweep
@@ -264,7 +265,7 @@ def test_without_matplotlib(monkeypatch: pytest.MonkeyPatch) -> None:
         return real(name, *args)
 
     monkeypatch.setattr(builtins, "__import__", without)
-    with pytest.raises(SilographError, match=r"expected matplotlib for the plots .*'silograph\[pl"):
+    with pytest.raises(SilographError, match=r"expected matplotlib for the plots .*\[plots\]"):
         reproduce(RECIPE, out="out")
     assert not Path("out").exists()
 
@@ -330,6 +331,9 @@ def again_of(line: Line) -> Cell:
     if "damping" in labels:
         named = (labels[p] for p in ("dataset", "row", "seed", "damping"))
         return profiles.cell_of(*named, ranked=labels["ranked"])
+    if set(labels) == {"dataset", "clients", "method", "sampler", "seed"}:
+        place = labels["dataset"], labels["clients"]
+        return small_k.cell_of(place, labels["method"], labels["sampler"], labels["seed"])
     if "ratio" in labels:
         named = (labels[p] for p in ("dataset", "ratio", "unbiased", "seed"))
         return unbiased.cell_of(*named)

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from silograph.core.errors import CheckpointError, ConfigError, DataError, SilographError
 from silograph.core.files import check_regular, write_atomic
@@ -24,6 +24,9 @@ from silograph.experiment.result_files import (
     read_sums,
     without_digest,
 )
+
+if TYPE_CHECKING:  # it imports torch, which other pages do without
+    from silograph.graph.silos.inspect import Inspection
 
 LOG = logging.getLogger("silograph")
 COMPARISON = "compare.json"  # says that a folder is that of a comparison
@@ -113,6 +116,30 @@ def write_comparison(
     _warn(runs, lines)
     is_of_damaged = bool(damaged) or any(run.is_damaged for run in runs)
     return WrittenPage(_write_page(Path(out), page), is_of_damaged)
+
+
+def write_inspection(
+    inspection: "Inspection", data: str | os.PathLike[str], out: str | os.PathLike[str]
+) -> None:
+    """Write the page about the data of silos.
+
+    Args:
+        inspection: what their folders hold.
+        data: the folder of the silo, or of all of them; the page has its name as a title.
+        out: the page's file, readable by its owner only.
+
+    Raises:
+        ConfigError: `out` is there already and is no report, or cannot be written.
+    """
+    from silograph.experiment.report.data_page import data_page
+
+    check_out(Path(out))
+    page = data_page(inspection, Path(data).resolve().name)
+    try:
+        Path(out).parent.mkdir(parents=True, exist_ok=True)
+        write_atomic(Path(out), page, private=True)
+    except OSError as error:
+        raise ConfigError(f"expected to write the page {out}, got: {error.strerror}") from None
 
 
 def _warn(runs: Sequence[RunRecord], lines: Sequence[str] = ()) -> None:

@@ -398,6 +398,7 @@ def by_rank(
 
 
 MOST_ROWS = 200  # of the table of rounds
+MOST_FEATURES = 30  # of the table of drift
 
 
 @cache
@@ -465,11 +466,27 @@ def run_page(run: RunRecord) -> str:
             decisions=decision_figure((run.result or {}).get("decisions")),
             threshold=(run.result or {}).get("threshold"),
             cut=cut_figures(run),
+            drift=drift_table(run),
             settings=settings(run),
             commands=commands(run),
             table=[run.rows[i] for i in thin_indices(len(run.rows), max_points=MOST_ROWS)],
         )
     )
+
+
+def drift_table(run: RunRecord) -> dict[str, Any] | None:
+    """Return the client that differs most in each feature, for the features that differ most."""
+    rows: dict[str, dict[str, Any]] = {}
+    for row in run.feature_drift:
+        if row["distance"]:
+            most = rows.setdefault(row["feature"], {**row, "distance": -1.0})
+            distance = float(row["distance"])
+            if distance > most["distance"]:
+                rows[row["feature"]] = {**row, "distance": distance}
+    if not rows:
+        return None
+    more = max(0, len(rows) - MOST_FEATURES)
+    return {"rows": list(rows.values())[:MOST_FEATURES], "more": more}
 
 
 def decision_figure(decisions: Mapping[str, Any] | None) -> dict[str, Any] | None:

@@ -17,6 +17,7 @@ from silograph.experiment.result_files import (
     ALL_BIASES,
     CLIENTS,
     DIVERGED,
+    FEATURE_DRIFT,
     LEDGER,
     MODEL,
     MODELS,
@@ -57,6 +58,7 @@ class RunRecord:
         cut: what simulation.json says; None where silos held the graph.
         traffic: bytes by kind and direction, from the ledger.
         result: what result.json says; None while the run is not over.
+        feature_drift: rows of feature_drift.csv, the feature that differs most first.
         models: number of clients' own models in the folder; 0 while the run is not over.
         diverged: why training ended early, where it diverged; None elsewhere.
         warnings: which files do not fit their digests, or could not be checked, a line each.
@@ -71,6 +73,7 @@ class RunRecord:
     cut: Mapping[str, Any] | None
     traffic: Mapping[tuple[str, str], int]
     result: Mapping[str, Any] | None
+    feature_drift: Sequence[Mapping[str, str]] = ()
     models: int = 0
     diverged: str | None = None
     warnings: tuple[str, ...] = ()
@@ -245,6 +248,9 @@ def read_run(path: str | os.PathLike[str]) -> RunRecord:
             cut=read_json(folder / SIMULATION) if about.get("simulated", True) else None,
             traffic=traffic,
             result=result,
+            feature_drift=read_csv(folder / FEATURE_DRIFT)
+            if (folder / FEATURE_DRIFT).exists()
+            else (),
             models=len([*(folder / MODELS).glob(f"*{Path(MODEL).suffix}")]) if is_over else 0,
             diverged=None if is_over else _text_of(folder / DIVERGED),
             warnings=tuple(check.lines()),

@@ -21,12 +21,14 @@ from silograph.core.payload import State, offsets, owners
 from silograph.core.resolved_config import ResolvedConfig
 from silograph.core.setting_values import BALANCED, ends_of, json_mapping
 from silograph.exchange.collect import SumSpec, SumSpecs, fit_from_sums, statistics_in
+from silograph.exchange.feature_drift import drift_sums
 from silograph.experiment.resolve.parts import ChosenPart, Parts, choose_parts
 from silograph.experiment.resolve.run_request import CutGraph, with_own_partition
 from silograph.federation.field_specs import EDGES
 from silograph.federation.matching import agree
 from silograph.graph.block.block import ClientBlock, Route, SparseRows, make_block, whole
 from silograph.graph.column_statistics import (
+    DRIFT,
     EDGE_WEIGHTS,
     FEATURES,
     LABELS,
@@ -58,6 +60,7 @@ from silograph.graph.graph import (
     scale_problem,
     schema_of,
     subgraph,
+    with_directions,
     with_features,
 )
 from silograph.graph.heterogeneity import leaked_tests
@@ -78,6 +81,8 @@ from silograph.graph.silos.data import (
     silo_block,
     silo_fingerprint,
     silo_split,
+    silo_with_directions,
+    silo_without_directions,
 )
 from silograph.methods.base import AnyMethod
 from silograph.nn.forward import AnyModel
@@ -175,12 +180,12 @@ def describe_weight_scale(rule: Use, weight: Tensor | None) -> str | None:
 
     Args:
         rule: what becomes of weights of edges.
-        weight: (E,) of all edges, or None.
+        weight: (E,) or (E, 2) of all edges, or None.
     """
     if rule != "use" or weight is None or not len(weight):
         return None
     low, high = USUAL_MEDIAN
-    median = float(weight.median())
+    median = float(weight[~weight.isnan()].median())  # NaN is no edge in that direction
     if low <= median <= high:
         return None
     return (
@@ -205,12 +210,28 @@ def with_edges(graph: Graph, rule: Use, mean: float | None = None) -> Graph:
     return replace(graph, edge_weight=weight)
 
 
-def prepare_silo(silo: Silo, features: FeatureSource, rule: Use, mean: float | None = None) -> Silo:
+def prepare_silo(
+    silo: Silo,
+    features: FeatureSource,
+    rule: Use,
+    mean: float | None = None,
+    *,
+    directed: bool = False,
+) -> Silo:
     """Return a silo with the features and the weights of edges that a config asks for.
 
+    Args:
+        silo: as it was read.
+        features: where features come from.
+        rule: what becomes of weights of edges.
+        mean: as for `with_edges`.
+        directed: whether messages follow the directions of edges.
+
     Raises:
-        DataError: `features` is "given", and the silo has none; or see `with_edges`.
+        DataError: `features` is "given", and the silo has none; `directed`, and its edges have no
+            directions; or see `with_edges`.
     """
+    silo = silo_with_directions(silo) if directed else silo_without_directions(silo)
     return silo_with_edges(featured(silo, features), rule, mean)
 
 
@@ -225,9 +246,14 @@ def silo_with_edges(silo: Silo, rule: Use, mean: float | None = None) -> Silo:
 def _transform(
     weight: Tensor | None, rule: Use, mean: float | None, edges: int, name: str
 ) -> Tensor | None:
-    """Return the weights (E,) float64 as they are used, None where each of the edges counts 1."""
+    """Return the weights (E,) float64 as they are used, None where each of the edges counts 1.
+
+    Those of both directions (E, 2) stay NaN where there is no edge.
+    """
     if rule == "ignore":
-        return None
+        if weight is None or weight.dim() == 1:
+            return None
+        return torch.ones_like(weight).where(~weight.isnan(), weight)
     if rule == "use":
         return weight
     edge_weight = torch.ones(edges, dtype=torch.float64) if weight is None else weight.double()
@@ -258,6 +284,8 @@ def sum_specs(
         return specs
     if config.normalize == "standard":
         specs[FEATURES] = SumSpec(schema.num_features)
+    elif config.feature_drift:
+        specs[DRIFT] = SumSpec(schema.num_features)
     if config.edge_weights == "scale":
         specs[EDGE_WEIGHTS] = SumSpec(1, among=EDGES, deviation=False)
     if config.class_weight == BALANCED:
@@ -283,6 +311,17 @@ def class_weights(text: str, schema: Schema) -> Tensor:
             raise unknown("class of class_weight", name, names)
         weights[names.index(name)] = weight
     return weights
+
+
+def with_drift_sums(block: ClientBlock, config: RunConfig | ResolvedConfig) -> ClientBlock:
+    """Return a block with the sums from which the bins of `feature_drift` follow.
+
+    Raises:
+        DataError: features are sparse, or too large.
+    """
+    if not config.feature_drift or config.normalize == "standard":  # features have sums already
+        return block
+    return replace(block, sums={**block.sums, DRIFT: drift_sums(block)})
 
 
 def with_class_weight(
@@ -484,8 +523,14 @@ def seed_of(config: RunConfig | ResolvedConfig, name: str) -> int:
 def prepare_graph(config: RunConfig | ResolvedConfig, graph: Graph) -> Graph:
     """Return the graph that a run uses: the kept part, with the features of the config.
 
-    Edge weights are kept or removed. Each client transforms them later, as the config says.
+    Edge weights and directions are kept or removed. Each client transforms weights later, as the
+    config says.
+
+    Raises:
+        DataError: the config wants directions of edges, and all go both ways.
     """
+    is_directed = config.directed != "none"
+    graph = with_directions(graph) if is_directed else replace(graph, directed_weight=None)
     graph = with_edges(graph, "ignore" if config.edge_weights == "ignore" else "use")
     if config.largest_component:
         graph = largest_component(graph)
@@ -726,6 +771,7 @@ def clients_of(
         block, route = clients_block(cut, dtype)
     schema = schema_of(cut.graph)
     block = with_class_weight(replace(block, sums=sums), config, schema)
+    block = with_drift_sums(block, config)
     if config.class_weight == BALANCED:
         specs = {LABELS: sum_specs(config, schema)[LABELS]}
         shares = fit_from_sums(block.sums, specs)[LABELS].mean
@@ -751,7 +797,11 @@ def join_silo_data(
         DataError: silos disagree, or one lacks the split of the config.
     """
     route = agree(silos)
-    members = [prepare_silo(silo, config.features, config.edge_weights) for silo in silos.members]
+    directed = config.directed != "none"
+    members = [
+        prepare_silo(silo, config.features, config.edge_weights, directed=directed)
+        for silo in silos.members
+    ]
     silos = replace(silos, members=tuple(members))
     blocks = [client_block(silo, config, dtype) for silo in silos.members]
     block, statistics, mean_edge_weight = join_blocks(blocks), None, None
@@ -798,4 +848,5 @@ def client_block(silo: Silo, config: ResolvedConfig, dtype: torch.dtype) -> Clie
     split = silo_split(silo, config.split, Key.of(config.split_seed).fold("split"))
     rule = config.edge_weights
     block = silo_block(silo, split, dtype, normalize=config.normalize, edge_weights=rule)
-    return with_class_weight(block, config, schema_of(silo.graph))
+    block = with_class_weight(block, config, schema_of(silo.graph))
+    return with_drift_sums(block, config)

@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, fields
 from math import prod
-from typing import Any, TypeVar, cast
+from typing import Any, Literal, TypeVar, cast
 
 import torch
 
@@ -24,7 +24,7 @@ from silograph.core.setting_values import (
     parse_speeds,
     shortest,
 )
-from silograph.experiment.resolve.data import STANDARD
+from silograph.experiment.resolve.data import STANDARD, WEIGHED_SAMPLERS
 from silograph.experiment.resolve.parts import Parts
 from silograph.experiment.resolve.user_code import import_spec, is_spec
 from silograph.graph.graph import LabelForm, Schema
@@ -155,7 +155,8 @@ def make_model(
     assert config.model is not None  # see `resolve`
     outputs = task_of(schema.task).outputs(schema)
     if make is not None:
-        model = ModuleModel(config.model, make, schema.num_features, outputs, schema.task)
+        way: Literal["none", "along"] = "none" if config.directed == "none" else "along"
+        model = ModuleModel(config.model, make, schema.num_features, outputs, schema.task, way)
         check(model, dtype, device)
         return model
     if config.model in RATING_MODELS:
@@ -177,6 +178,7 @@ def make_model(
             layers=num_layers(config.hidden, config.layers),
             dropout=config.dropout,
             task=schema.task,
+            directed=config.directed,
             **asdict(options),
         )
     )
@@ -553,6 +555,11 @@ def exclusions_of_parts(
         "leave one of them out",
     )
     yield (
+        config.feature_drift and method.setting.uncut,
+        f"expected a method of several clients for feature_drift, got {method.name}, which trains "
+        "one on the whole graph: leave feature_drift out",
+    )
+    yield (
         config.local_bias and method.evaluate.view != "server",
         f"expected a method whose server has a model for local_bias, got {method.name}: leave "
         "local_bias out",
@@ -626,6 +633,11 @@ def exclusions_of_labels(config: RunConfig, parts: Parts, labels: LabelForm) -> 
         f"expected normalize none with ratings, got {config.normalize}: users, items and "
         "ratings have no features to standardize; leave normalize out",
     )
+    yield (
+        labels == "rating" and config.feature_drift,
+        "expected features of nodes for feature_drift, got ratings, whose users and items have "
+        "none: leave feature_drift out",
+    )
 
 
 def exclusions_of_silos(config: RunConfig, num_silos: int) -> Iterator[Exclusion]:
@@ -666,6 +678,8 @@ def exclusions_of_model(
         f"expected decay_layers=all with {model.noun}, whose layers are not known, got "
         f"decay_layers={config.decay_layers}: leave it out",
     )
+    if config.directed != "none":
+        yield from _exclusions_of_directions(config, parts, model)
     selector = parts.selector.part
     if relevant is not None:
         yield (
@@ -686,6 +700,36 @@ def exclusions_of_model(
         f"expected a model that takes the draws of neighbors="
         f"{config.neighbors or parts.neighbors.part.name}, got {config.model}: {reason}; use "
         "neighbors=full or fanout",
+    )
+
+
+def _exclusions_of_directions(
+    config: RunConfig, parts: Parts, model: AnyModel
+) -> Iterator[Exclusion]:
+    """Yield what reads every edge both ways."""
+    is_module = isinstance(model, ModuleModel)
+    yield (
+        is_module and config.directed != "along",
+        f"expected directed=along for model {config.model}, which gets edge_index from sources to "
+        f"targets and may turn it, got {config.directed}",
+    )
+    sums = model.staged is not None and any(stage.conv.sums for stage in model.staged.stages)
+    yield (
+        not sums and not is_module,
+        f"expected a model whose layers sum over neighbors for directed={config.directed}, got "
+        f"model {config.model}: leave directed out, or use gcn, sage, graphconv, gin, gat or appnp",
+    )
+    method, sampler = parts.method.part, parts.neighbors.part.name
+    yield (
+        not method.weighs_edges,
+        f"expected a method whose clients train on edges of their own for "
+        f"directed={config.directed}, got {method.name}, whose sums over edges go both ways: leave "
+        "directed out, or use a method such as fedavg or fedopt",
+    )
+    yield (
+        sampler not in WEIGHED_SAMPLERS,
+        f"expected neighbors=full or fanout for directed={config.directed}, got {sampler}, whose "
+        "draws know no directions: leave one of them out",
     )
 
 

@@ -19,6 +19,7 @@ from silograph.exchange.collect import (
     statistics_state,
     statistics_steps,
 )
+from silograph.exchange.feature_drift import DriftForm, drift_steps
 from silograph.exchange.passes import weight_specs
 from silograph.exchange.sent_weights import inbox_spec
 from silograph.exchange.shared_biases import sharing_state, sharing_steps
@@ -88,6 +89,9 @@ def program_of(
         collected = collect_steps(config.collect, schema.num_features, key.fold("collect"))
         setup = (collected, *setup)
         state |= collected_specs(schema.num_features)
+    if config.feature_drift:
+        form = DriftForm(schema.num_features, config.evaluation_min_count)
+        setup = (drift_steps(form, key.fold("feature drift")), *setup)
     if specs:
         setup = (statistics_steps(specs, key.fold("statistics")), *setup)
         state |= statistics_state(specs)

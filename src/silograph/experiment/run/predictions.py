@@ -2,6 +2,7 @@
 
 import io
 import os
+import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -26,6 +27,7 @@ from silograph.graph.datasets import check_columns, check_na_values, find_source
 from silograph.graph.graph import Graph
 from silograph.graph.read.tables import RepeatedEdges, pyarrow
 from silograph.graph.silos.data import Silo, Silos
+from silograph.graph.silos.prepare import PREPARED, prepare
 from silograph.graph.silos.read import SPEC, is_silo, read_silo, read_spec
 from silograph.nn.own_module import Make
 from silograph.task.registry import task_of
@@ -115,6 +117,46 @@ def predict_to(
         texts = [[*row[:first], *(f"{p:.6g}" for p in row[first:])] for row in rows]
         write_atomic(Path(out), to_text([header, *texts]), private=True)
     return len(rows)
+
+
+def predict_tables_to(
+    run: str | os.PathLike[str],
+    tables: str | os.PathLike[str],
+    out: str | os.PathLike[str],
+    *,
+    like: str | os.PathLike[str] | None = None,
+    model: Make | None = None,
+    client: str | None = None,
+) -> int:
+    """Prepare raw tables as a silo's were, and write predictions for their nodes; see `predict_to`.
+
+    Args:
+        run: result folder of a silo or a run, or a model's file in one.
+        tables: folder of the raw tables.
+        out: the file, which must not be there.
+        like: folder that `silograph prepare` made, whose schema and fitted values count; None:
+            those that the silo has saved beside its model.
+        model: as for `predict_to`.
+        client: as for `predict_to`.
+
+    Raises:
+        ConfigError: as `predict_to`.
+        DataError: as `predict_to`; or it is not known how the silo's tables were prepared, or the
+            tables cannot be read.
+    """
+    check_new_file(Path(out))
+    folder = Path(run) if Path(run).is_dir() else Path(run).parent
+    if like is None:
+        if not (folder / PREPARED).is_file():
+            raise DataError(
+                f"expected {PREPARED} in {folder}, by which tables are prepared as those of the "
+                "silo were, got none: give the folder that silograph prepare made by --like, or a "
+                "prepared folder by --data in place of --tables"
+            )
+        check_written(folder, [PREPARED])
+    with tempfile.TemporaryDirectory(prefix="silograph-") as made:
+        prepare(tables, like=folder if like is None else like, out=Path(made) / "silo")
+        return predict_to(run, Path(made) / "silo", out, model=model, client=client)
 
 
 def _statistics_of(run: Path, client: str | None, features: int) -> ColumnStatistics:

@@ -14,7 +14,7 @@ import io
 import json
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -284,26 +284,46 @@ def recommend_all(
     return [*rows, *(("", rank, *item, POPULAR) for rank, item in popular)]
 
 
-def write_recommendations(recommender: Recommender, top: int, out: Path) -> int:
+def write_recommendations(
+    recommenders: Mapping[str | None, Recommender], top: int, out: Path
+) -> int:
     """Write the recommendations of all users to a new file; return the number of users.
 
     The file is CSV, or Parquet where its name ends so. Only its owner may read it.
+
+    Args:
+        recommenders: by client, whose names are the first column; without it where the one name is
+            None.
+        top: number of items for each user.
+        out: the file.
 
     Raises:
         ConfigError: the file exists, or its folder does not.
         DataError: it is to be Parquet, and pyarrow is not installed.
     """
     check_new_file(out)
-    rows = recommend_all(recommender, top)
+    has_names = None not in recommenders
+    header = ("client", *COLUMNS) if has_names else COLUMNS
+    rows = [
+        (name, *row) if has_names else row
+        for name, recommender in recommenders.items()
+        for row in recommend_all(recommender, top)
+    ]
     if out.suffix == ".parquet":
         arrow, parquet = pyarrow(out)
-        columns = dict(zip(COLUMNS, map(list, zip(*rows, strict=True)), strict=True))
+        columns = dict(zip(header, map(list, zip(*rows, strict=True)), strict=True))
         buffer = io.BytesIO()
         parquet.write_table(arrow.table(columns), buffer)
         write_atomic(out, buffer.getvalue(), private=True)
     else:
-        write_atomic(out, to_text([COLUMNS, *rows]), private=True)
-    return len(recommender.users)
+        write_atomic(out, to_text([header, *rows]), private=True)
+    return sum(len(recommender.users) for recommender in recommenders.values())
+
+
+def client_names(run: Path) -> list[str]:
+    """Return the clients of a simulation's result folder; none for that of a silo."""
+    is_simulation = (run / ABOUT).exists()
+    return [row.get("client", "") for row in read_csv(run / CLIENTS)] if is_simulation else []
 
 
 def client_file(run: Path, client: str | None) -> Path:
@@ -313,7 +333,7 @@ def client_file(run: Path, client: str | None) -> Path:
         ConfigError: no client is named, or there is none of that name.
         DataError: the run has no recommenders.
     """
-    names = [row.get("client", "") for row in read_csv(run / CLIENTS)]
+    names = client_names(run)
     if not (run / RECOMMENDERS).is_dir():
         raise DataError(
             f"expected recommenders of clients in {run}, got none: they are written when a run on "
@@ -323,7 +343,7 @@ def client_file(run: Path, client: str | None) -> Path:
     if client is None:
         raise ConfigError(
             f"expected the name of a client for {run}, a run of {count_of(len(names), 'client')}, "
-            f"got none: use --client {names[0]}, or another name of its clients.csv"
+            f"got none: use --client {names[0]}, or another name of its clients.csv, or --all"
         )
     if client not in names:
         raise unknown("client", client, names)

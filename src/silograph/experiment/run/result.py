@@ -49,7 +49,7 @@ from silograph.experiment.run.round_scores import (
 )
 from silograph.experiment.run.selecting import make_run_control
 from silograph.experiment.run.setup import Setup, first_weights
-from silograph.experiment.run.snapshot import CONTROLLER, STATISTICS, Snapshot, part_of
+from silograph.experiment.run.snapshot import CONTROLLER, DISTANCES, STATISTICS, Snapshot, part_of
 from silograph.experiment.run.trained_model import Preprocessing, TrainedModel
 from silograph.experiment.terminal_table import (
     advice_of,
@@ -132,6 +132,9 @@ class Result:
         model: the server's model at the best round; None where the server has none.
         models: the clients' own models at the best round, by client; empty where they
             predict with the server's, and where silos keep theirs.
+        feature_drift: distance of each client's features to those of all others, (C,) float64 by
+            feature, the largest first, NaN where nobody knows it; empty unless the config has
+            `feature_drift`.
         local_bias: mean distance of logits to those of a centralized model from the same initial
             weights after as many epochs; None unless the config has `local_bias`.
         ledger: what every call cost.
@@ -176,6 +179,7 @@ class Result:
     advice: str | None
     model: TrainedModel | None
     models: Mapping[str, TrainedModel]
+    feature_drift: Mapping[str, Tensor]
     local_bias: float | None
     ledger: Ledger
     executed: float | None
@@ -750,6 +754,7 @@ def make_result(
         if best.weights is None
         else _model(setup, best.weights, statistics, mean, threshold),
         models=_own_models(setup, best, statistics, mean, threshold),
+        feature_drift=_feature_drift(setup, snapshot),
         local_bias=_local_bias(setup, snapshot, report),
         ledger=setup.federation.ledger,
         executed=snapshot.executed,
@@ -864,6 +869,17 @@ def _own_models(
         weights = client_weights(shapes, best.own, number)
         models[client] = _model(setup, weights, statistics, mean, threshold)
     return models
+
+
+def _feature_drift(setup: Setup, snapshot: Snapshot) -> dict[str, Tensor]:
+    """Return the distances of clients (C,) by feature, the largest first; NaN: not known."""
+    distances = part_of(snapshot.state, STATISTICS).get(DISTANCES)
+    if distances is None:
+        return {}
+    columns = torch.where(distances < 0, torch.nan, distances).T
+    names = setup.feature_names or [str(number) for number in range(len(columns))]
+    order = distances.amax(dim=0).argsort(descending=True, stable=True)
+    return {names[number]: columns[number] for number in order.tolist()}
 
 
 def _local_bias(setup: Setup, snapshot: Snapshot, report: Callable[[str], None]) -> float | None:

@@ -59,6 +59,7 @@ from silograph.experiment.result_files import (
     CONFIG,
     DIVERGED,
     FACT,
+    FEATURE_DRIFT,
     FORMAT,
     LATER,
     LEDGER,
@@ -552,6 +553,16 @@ class ResultFolder:
         write_atomic(self.path / CLIENTS, text)
         self._save_models(result)
         self._save_recommenders(result, setup)
+        if result.feature_drift:
+            drift_text = to_csv(
+                [
+                    {"feature": name, "client": client, "distance": None if d != d else d}
+                    for name, distances in result.feature_drift.items()
+                    for client, d in zip(setup.federation.ids, distances.tolist(), strict=True)
+                ]
+            )
+            add_sums(self.path, {FEATURE_DRIFT: digest_of_bytes(drift_text.encode())})
+            write_atomic(self.path / FEATURE_DRIFT, drift_text)
         text = json.dumps(result.to_dict(), indent=2, allow_nan=False) + "\n"
         digests = {name: file_prefix.digest for name, file_prefix in self._prefixes_by_file.items()}
         digests[RESULT] = digest_of_bytes(text.encode(errors="backslashreplace"))

@@ -20,6 +20,7 @@ from silograph.core.payload import Shared, with_prefix
 from silograph.core.resolved_config import ResolvedConfig, training_key
 from silograph.core.run_file import read_toml
 from silograph.exchange.collect import collect, fit_statistics
+from silograph.exchange.feature_drift import DriftForm, measure_drift
 from silograph.exchange.shared_biases import share_biases
 from silograph.experiment.report import add_report
 from silograph.experiment.resolve.resolve import parse_request, parse_resume_request
@@ -74,6 +75,7 @@ from silograph.experiment.run.selecting import (
 )
 from silograph.experiment.run.setup import Setup, first_weights, set_up, versions
 from silograph.experiment.run.snapshot import (
+    DISTANCES,
     STATISTICS,
     Snapshot,
     check_identity,
@@ -463,6 +465,10 @@ def _set_up(setup: Setup, clock: TrainingClock) -> Snapshot:
         fitted_statistics |= {
             f"{name}/deviation": result.deviation for name, result in statistics.items()
         }
+    if config.feature_drift:
+        form = DriftForm(setup.schema.num_features, config.evaluation_min_count)
+        distances = measure_drift(setup.federation, form, key.fold("feature drift"))
+        fitted_statistics[DISTANCES] = distances
     sharing = sharing_in(setup.method, setup.method_config.model)
     if sharing is not None:
         share_biases(setup.federation, sharing, key.fold("shared biases"))

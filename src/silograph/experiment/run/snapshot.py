@@ -32,6 +32,7 @@ from silograph.experiment.run.setup import Setup, versions
 from silograph.experiment.run.trained_model import checked_statistics
 from silograph.federation.checkpoint import Checkpoint, state_from, state_tensors
 from silograph.federation.program import calls_of
+from silograph.graph.column_statistics import DRIFT
 from silograph.methods import METHODS
 from silograph.methods.base import ServerState, own_weights
 from silograph.nn.conv import Params
@@ -43,6 +44,7 @@ from silograph.task.least_count import specs_to_send
 
 SELECTOR, CONTROLLER, SELECTED = "selector/", "controller/", "selected/"
 STATISTICS = "statistics/"  # what was fitted to the training data of all clients
+DISTANCES = f"{DRIFT}/distances"  # (C, F) of them, with feature_drift
 PARTS = SELECTOR, CONTROLLER, SELECTED, STATISTICS
 
 
@@ -386,6 +388,11 @@ def from_checkpoint(
         for name, spec in setup.sums.items():
             mean, deviation = (memory[f"{STATISTICS}{name}/{k}"] for k in ("mean", "deviation"))
             checked_statistics(mean, deviation, (spec.width,))
+        if setup.config.feature_drift:
+            distances = memory[STATISTICS + DISTANCES]
+            shape = len(setup.federation.ids), setup.schema.num_features
+            if distances.shape != shape or not bool((distances <= 1).all()):
+                raise ValueError(f"distances of shape {tuple(distances.shape)}")
         state = ServerState(group("server/weights"), memory)
         best, scores, pending = None, None, None
         if facts["best_round"] is not None:

@@ -37,6 +37,7 @@ from silograph.graph.graph import (
     LabelForm,
     Split,
     row_normalize,
+    with_directions,
     with_features,
 )
 from silograph.graph.read.tables import RepeatedEdges
@@ -60,7 +61,9 @@ from silograph.task.threshold import Threshold, read_threshold
 # F: features.
 
 
-VERSION, OF_TABLES = 1, 2  # files of the second name the tables' rules, too
+# Files of the second version name the tables' rules, too. Those of the third are of models that
+# read directions of edges, which older versions of silograph would not do.
+VERSION, OF_TABLES, DIRECTED = 1, 2, 3
 FeatureScaling = Literal["none", "row", "standard", "standard_client"]
 MEAN_EDGE_WEIGHT = "mean_edge_weight"
 KEYS = {
@@ -108,12 +111,16 @@ class Preprocessing:
         """Return the preprocessing with the (F,) statistics of one client."""
         return replace(self, statistics=statistics)
 
-    def apply(self, data: Graph | Silo) -> Graph:
+    def apply(self, data: Graph | Silo, *, directed: bool = False) -> Graph:
         """Return a graph, or what a silo holds, as the model takes it.
 
+        Args:
+            data: the graph, or a silo, as it was read.
+            directed: whether the model reads directions of edges.
+
         Raises:
-            DataError: features have other names or another number, or are missing, or the
-                statistics of a client have to be chosen.
+            DataError: features have other names or another number, or are missing, or edges have no
+                directions, or the statistics of a client have to be chosen.
         """
         if self.needs_client:
             raise DataError(
@@ -123,11 +130,12 @@ class Preprocessing:
             )
         rule, mean = self.edge_weights, self.mean_edge_weight
         if isinstance(data, Silo):
-            data = prepare_silo(data, self.features, rule, mean)
+            data = prepare_silo(data, self.features, rule, mean, directed=directed)
             check_names("features", self.feature_names, data.feature_names, data.name)
             graph = data.graph
         else:
-            graph = with_edges(with_features(data, self.features), rule, mean)
+            graph = with_directions(data, symmetric=True) if directed else data
+            graph = with_edges(with_features(graph, self.features), rule, mean)
             check_names("features", self.feature_names, graph.feature_names, graph.name)
         if self.normalize == "row":
             return row_normalize(graph)
@@ -173,9 +181,9 @@ def read_preprocessing(values: Mapping[str, Any], features: int, path: str) -> P
     version = values["version"]
     if type(version) is not int or version < 1:
         raise ValueError(version)
-    if version > OF_TABLES:
+    if version > DIRECTED:
         raise DataError(
-            f"expected a model with preprocessing of version {OF_TABLES} in {path}, got version "
+            f"expected a model with preprocessing of version {DIRECTED} in {path}, got version "
             f"{version}: use the version of silograph that wrote it, or a later one"
         )
     if not values.keys() <= KEYS:
@@ -384,6 +392,11 @@ class TrainedModel:
         """Names of the features in their order, or empty."""
         return self.preprocessing.feature_names
 
+    @property
+    def _reads_directions(self) -> bool:
+        """Whether it reads directions of edges."""
+        return isinstance(self.shape, Model | ModuleModel) and self.shape.directed != "none"
+
     def check_says_all(self) -> None:
         """Raise `DataError` for a model of ratings: tables of its clients belong to it."""
         if self.shape.task == "rating":
@@ -407,7 +420,7 @@ class TrainedModel:
                 "sg.read_silos"
             )
         check_names("classes", self.class_names, graph.class_names, graph.name)
-        graph = self.preprocessing.apply(graph)
+        graph = self.preprocessing.apply(graph, directed=self._reads_directions)
         if graph.num_features != self.shape.features:
             raise DataError(
                 f"expected a graph with the model's {self.shape.features} features, "
@@ -460,7 +473,8 @@ class TrainedModel:
         about: dict[str, Any] = {
             "shape": self.shape.described(),
             "class_names": self.class_names,
-            "preprocessing": self.preprocessing.to_dict(),
+            "preprocessing": self.preprocessing.to_dict()
+            | ({"version": DIRECTED} if self._reads_directions else {}),
         }
         if self.threshold is not None:
             about["threshold"] = self.threshold.to_dict()
@@ -570,7 +584,11 @@ def _read_shape(saved: Mapping[str, Any], make: Make | None, path: str) -> AnyMo
             "sg.load_model(PATH, model=...)"
         )
     task: LabelForm = TypeAdapter(LabelForm).validate_python(saved["task"])
-    return ModuleModel(saved["module"], make, int(saved["features"]), int(saved["outputs"]), task)
+    way: Literal["none", "along"] = TypeAdapter(Literal["none", "along"]).validate_python(
+        saved.get("directed", "none")
+    )
+    sizes = int(saved["features"]), int(saved["outputs"])
+    return ModuleModel(saved["module"], make, *sizes, task, way)
 
 
 def _rating_kind(saved: Mapping[str, Any]) -> str:

@@ -48,7 +48,7 @@ class Halo:
 
     Attributes:
         off: (C + 1,) int64, slots of each client.
-        adj: (n, S) own rows x halo slots; values are weights of edges, 1 where they have none.
+        adj: (n, S) own rows x halo slots; values are as those of `ClientBlock.adj`.
         key: (S,) int64, the counter of every draw for a slot: the `row_key` that its node would
             have if the client held it.
         boundary: (B,) int64 own rows (numbered in the block) that others hold as halo,
@@ -251,7 +251,7 @@ class ClientBlock:
         y: labels as in `Graph`, (n,) or (n, T) int64, -1 where missing.
         split: (n,) masks.
         adj: (n, n) internal edges: both end points at the same client; symmetric; values are
-            weights of edges, 1 where they have none.
+            weights of edges, 1 where they have none; (nnz, 2) where a run reads directions.
         row_key: (n,) int64, the counter of every draw for a row.
         halo: the remote end points of cross-client edges.
         sums: sums of each client's training data by name, which a run scales data by; see
@@ -545,7 +545,7 @@ def extended(block: ClientBlock, slot: Tensor, slot_off: Tensor, x: Tensor) -> C
         x: (k, F) their features.
     """
     edges = block.halo.adj.transposed.select_rows(slot)  # (k, n)
-    assert edges.values is not None  # as of `Halo.adj`
+    assert edges.values is not None  # as of `Halo.adj`, those of own rows first
     ends = edges.indices.long(), edges.row, edges.values
     return _with_rows(block, slot_off, ends, x, block.halo.key[slot])
 
@@ -587,7 +587,8 @@ def _with_rows(
     Args:
         block: C clients.
         new_off: (C + 1,) int64 new rows of each.
-        ends: (E,) rows of the block and (E,) new rows, the two ends of each new edge; (E,) weights.
+        ends: (E,) rows of the block and (E,) new rows, the two ends of each new edge; (E,) or
+            (E, 2) weights, as stored at the rows of the block.
         x: (k, F) features of the new rows.
         key: (k,) int64 their row keys.
     """
@@ -603,7 +604,9 @@ def _with_rows(
     assert block.adj.values is not None  # blocks carry values of the run's dtype
     assert halo.adj.values is not None
     device, dtype = off.device, block.adj.values.dtype
-    weights = torch.cat([block.adj.values, ends[2], ends[2]]).cpu()
+    # Of weights by direction (E, 2) the other end sees the two the other way round.
+    from_new = ends[2].flip(1) if ends[2].dim() == 2 else ends[2]
+    weights = torch.cat([block.adj.values, ends[2], from_new]).cpu()
     adj = CSR.from_pairs(rows.cpu(), columns.cpu(), (total, total), weights).to(device, dtype)
     touching = own[halo.adj.row].cpu(), halo.adj.indices.long().cpu()
     outer_shape = (total, halo.adj.num_cols)

@@ -280,7 +280,7 @@ class HeldEdges:
         neighbor: (e,) int64 node of the uncut graph at the other end.
         is_internal: (e,) bool, whether the row's client holds the neighbor.
         position: (e,) int64 the neighbor's row there; undefined where not internal.
-        weight: (e,) their values in the uncut graph; None where it has none.
+        weight: (e,) or (e, 2) their values in the uncut graph; None where it has none.
     """
 
     row: Tensor

@@ -5,6 +5,7 @@ n: nodes. E: edges as given. F: features a node. T: label bits of a multi-label 
 
 import logging
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, get_args
 
 import numpy as np
@@ -32,7 +33,11 @@ from silograph.graph.read.columns import (
     report_row_numbers,
     row_number_columns,
 )
-from silograph.graph.read.tables import RepeatedEdges, checked_weights, weights_of
+from silograph.graph.read.tables import (
+    RepeatedEdges,
+    checked_weights,
+    weights_by_direction,
+)
 
 # --- labels --------------------------------------------------------------------------------------
 # Labels as users write them (numbers, words, holes) turned into the numbers a graph holds.
@@ -304,8 +309,9 @@ def from_arrays(
     (2, [0, 1, -1], ('cat', 'dog'))
 
     Args:
-        edge_index: (2, E) integers, rows of `x`; edges are made undirected, self loops and
-            repeated edges are dropped.
+        edge_index: (2, E) integers, rows of `x`, from the source of each edge to its target. Runs
+            read edges in both directions unless they have `directed`; self loops and repeated edges
+            are dropped.
         edge_weight: (E,) finite numbers >= 0; None: every edge counts 1.
         repeated_edges: what an edge weighs that is listed several times, as in both directions:
             the `mean` of its weights, their `sum`, how often it is listed (`count`), or the `last`
@@ -357,12 +363,12 @@ def from_arrays(
     home, homes = _silos(silo, n, tuple(silo_names))
     # Edges and their weights.
     edges = _edges(edge_index, n)
-    adj, values = CSR.undirected(edges, n), None
+    adj, values = CSR.directions(edges, n), None
     if edge_weight is not None:
         values = checked_weights(array_of(edge_weight, "edge_weight"), edges.shape[1])
-    weight = weights_of(adj, edges, values, name, repeated_edges)
+    weight, directed_weight = weights_by_direction(adj, edges, values, name, repeated_edges)
     return Graph(
-        adj=adj,
+        adj=replace(adj, values=None),
         x=features,
         y=labels,
         num_classes=count,
@@ -374,6 +380,7 @@ def from_arrays(
         class_names=names,
         feature_names=feature_names,
         edge_weight=weight,
+        directed_weight=directed_weight,
     )
 
 

@@ -80,8 +80,8 @@ def from_csv(
             without a column "label" that has one named "value", or several "value_NAME", has
             numbers to predict there.
         silo: column that says who holds the node; by default "silo" where there is such a column.
-        source: column of one end of the edge.
-        target: column of the other end.
+        source: column of the end that an edge comes from.
+        target: column of the end that it goes to.
         weight: column of the edges' weights, numbers >= 0; an empty cell counts 1. By default
             "edge_weight", "edge_weights" or "weight", where there is one.
         features: the columns that are features, if not all others are; an empty list: none. What
@@ -185,6 +185,7 @@ def graph_of_tables(
     if arrays["split"] is not None:
         arrays["split"] = split_of(arrays["split"]) if any(arrays["split"]) else None
     graph = checked(table.path, arrays, name or stem_of(table.path))
+    graph = replace(graph, directed_weight=None) if edges.undirected else graph
     if time is None or not with_labels:
         return graph
     return replace(graph, columns={time: torch.from_numpy(table.times(time))})

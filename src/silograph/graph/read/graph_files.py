@@ -38,7 +38,7 @@ def load_graph_file(
     """Return the graph of a file whose name ends with one of `GRAPH_FILES`.
 
     Nodes are named by their ids, in GML by their labels where all have one. Integers stay integers,
-    as in tables. Directions of edges are dropped.
+    as in tables.
 
     Args:
         path: the file, perhaps packed by gzip.
@@ -181,7 +181,11 @@ def _tables(path: Path, graph: Any) -> tuple[Table, Table]:
     cells = [
         [str(a), str(b), *(_cell(values.get(name)) for name in further)] for a, b, values in edges
     ]
-    return node_table, Table(path, [*ends, *further], cells, range(len(cells)), "edge")
+    undirected = not graph.is_directed()
+    edge_table = Table(
+        path, [*ends, *further], cells, range(len(cells)), "edge", undirected=undirected
+    )
+    return node_table, edge_table
 
 
 def _plain_attributes(items: Any) -> list[str]:

@@ -4,6 +4,7 @@ import logging
 import sys
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from torch import Tensor
 from silograph.core.errors import DataError
 from silograph.core.numeric_state import standard_numerics
 from silograph.graph.csr import CSR
-from silograph.graph.graph import Features, Graph, LabelForm
+from silograph.graph.graph import Features, Graph, LabelForm, with_directions
 from silograph.graph.read.arrays import PARTS, ArrayInput, array_of, from_arrays, split_of
 from silograph.graph.read.columns import (
     NUMBERS,
@@ -51,7 +52,7 @@ def from_networkx(
     na_values: NaValues = (),
     name: str = "graph",
 ) -> Graph:
-    """Return the graph of a networkx graph (directed and multigraphs too).
+    """Return the graph of a networkx graph (multigraphs too); a directed one keeps directions.
 
     Node names become the public keys: integers stay, anything else is written as a string. The
     `weight` of an edge is its weight, 1 where it has none.
@@ -102,7 +103,7 @@ def from_networkx(
             f"expected a node attribute {y!r} with labels, got attributes {others}: name yours, "
             'such as y="kind", or give num_classes if no label is known'
         )
-    return from_arrays(
+    made = from_arrays(
         edge_index=np.array(pairs, dtype=np.int64).reshape(-1, 2).T,
         edge_weight=weights,
         repeated_edges=repeated_edges,
@@ -117,6 +118,7 @@ def from_networkx(
         na_values=na_values,
         name=name,
     )
+    return made if graph.is_directed() else replace(made, directed_weight=None)
 
 
 def _report_other_attributes(
@@ -247,12 +249,12 @@ def from_pyg(
 ) -> Graph:
     """Return the graph of a `torch_geometric.data.Data`, or of a list with one for each client.
 
-    A `Data` has `edge_index`, `y` and mostly `x`. `num_nodes` has to be the number of rows of `x`,
-    or of `y` where there is no `x`. `train_mask`, `val_mask` and `test_mask`, each
-    (n,) bool, become the split where all three are there. `edge_weight` (or an `edge_attr` of one
-    floating point number >= 0 an edge) becomes the edges' weights. Other values of edges are not
-    used; that is reported where they differ from edge to edge. Any other field, such as `pos` or
-    `batch`, is not used either, which is reported.
+    A `Data` has `edge_index`, from sources to targets, `y` and mostly `x`. `num_nodes` has to be
+    the number of rows of `x`, or of `y` where there is no `x`. `train_mask`, `val_mask` and
+    `test_mask`, each (n,) bool, become the split where all three are there. `edge_weight` (or an
+    `edge_attr` of one floating point number >= 0 an edge) becomes the edges' weights. Other values
+    of edges are not used; that is reported where they differ from edge to edge. Any other field,
+    such as `pos` or `batch`, is not used either, which is reported.
 
     Of a list, each `Data` is the graph of one silo, and no edge joins two of them: `run` with
     `partition="silo"` trains one client on each. Their names are `silo_names`, by default
@@ -264,16 +266,16 @@ def from_pyg(
         if silo is not None:
             raise DataError("expected no silo beside a list of Data, got one: each is a silo")
         members = [_checked(each, f"{_place(i)}: ") for i, each in enumerate(data)]
-        arrays = _joined(members, tuple(silo_names), repeated_edges)
+        arrays, directed_weight = _joined(members, tuple(silo_names), repeated_edges)
     else:
-        members = [_checked(data)]
+        members, directed_weight = [_checked(data)], None
         arrays = _arrays(data) | {"silo": silo, "silo_names": silo_names}
         arrays["repeated_edges"] = repeated_edges
     report_unused(name, dict.fromkeys(key for each in members for key in _weight(each)[1]))
     others = dict.fromkeys(key for each in members for key in each.to_dict() if key not in USED)
     if others:
         LOG.warning("%s: fields of the Data are not used: %s", name, ", ".join(others))
-    return from_arrays(
+    graph = from_arrays(
         **arrays,
         num_classes=num_classes,
         node_id=node_id,
@@ -282,6 +284,7 @@ def from_pyg(
         na_values=na_values,
         name=name,
     )
+    return graph if directed_weight is None else replace(graph, directed_weight=directed_weight)
 
 
 def _checked(data: Any, where: str = "") -> "Data":
@@ -347,10 +350,11 @@ def _arrays(data: "Data") -> dict[str, Any]:
 
 def _joined(
     members: "Sequence[Data]", names: tuple[str, ...], repeated_edges: RepeatedEdges
-) -> dict[str, Any]:
+) -> tuple[dict[str, Any], Tensor | None]:
     """Return the arguments of `from_arrays` for the graphs of several clients side by side.
 
     Each edge is listed in both directions with the weight that `repeated_edges` makes of it.
+    Weights of their directions are returned besides, as in `Graph`.
     """
     if not members:
         raise DataError("expected at least one Data in the list of clients, got none")
@@ -367,7 +371,12 @@ def _joined(
     adj = CSR.block_diagonal(parts)
     splits = [list(vars(graph.split).values()) for graph in graphs if graph.split is not None]
     width = max(2, len(str(len(graphs) - 1)))
-    return {
+    directed_weight = None
+    if any(graph.is_directed for graph in graphs):
+        ways = [with_directions(graph, symmetric=True).edge_weight for graph in graphs]
+        weights = [weight[:, 0].nan_to_num(-1) for weight in ways if weight is not None]
+        directed_weight = torch.cat(weights)
+    arrays = {
         "edge_index": torch.stack([adj.row, adj.indices.long()]),
         "edge_weight": adj.values if weighted else None,
         "x": _stacked([graph.x for graph in graphs]),
@@ -376,6 +385,7 @@ def _joined(
         "silo": np.repeat(np.arange(len(graphs)), [graph.num_nodes for graph in graphs]),
         "silo_names": names or [f"client_{place:0{width}d}" for place in range(len(graphs))],
     }
+    return arrays, directed_weight
 
 
 def _member(data: "Data", place: int, repeated_edges: RepeatedEdges) -> Graph:

@@ -38,8 +38,7 @@ def is_ogb(folder: Path) -> bool:
 def load_ogb(folder: Path, repeated_edges: RepeatedEdges = "mean") -> Graph:
     """Return the graph of a folder with `raw` and `split`, or of its `raw`; see this module.
 
-    Directions of edges are dropped; `repeated_edges` is that of `from_arrays`. -1 and NaN mark a
-    label that is not known.
+    `repeated_edges` is that of `from_arrays`. -1 and NaN mark a label that is not known.
 
     Raises:
         DataError: names the file or folder, and what is wrong with it.

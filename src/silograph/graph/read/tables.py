@@ -94,6 +94,7 @@ class Table:
         missing: the cells that count as missing in columns of labels and numbers.
         decimal: what stands before the fractions of numbers.
         matrix_rows: of the entries of a matrix, how many rows that has; else None.
+        undirected: of edges, whether the file says that they have no directions.
     """
 
     path: Path
@@ -105,6 +106,7 @@ class Table:
     missing: MissingValues = USUAL
     decimal: DecimalMark = "."
     matrix_rows: int | None = None
+    undirected: bool = False
 
     @property
     def head(self) -> str:
@@ -493,7 +495,8 @@ def _read_matrix_market(path: Path) -> Table:
     if field != "pattern":
         arrays["weight"] = matrix.data[stored]
     table = _of_columns(path, {name: values.tolist() for name, values in arrays.items()})
-    return replace(table, unit="entry", matrix_rows=int(rows))
+    undirected = symmetry != "general"
+    return replace(table, unit="entry", matrix_rows=int(rows), undirected=undirected)
 
 
 def pyarrow(path: Path) -> tuple[Any, Any]:
@@ -650,6 +653,53 @@ def weights_of(
     return torch.from_numpy(combined[np.searchsorted(pairs, place)])
 
 
+def weights_by_direction(
+    adj: CSR,
+    edges: np.ndarray,
+    weight: np.ndarray | None,
+    source: object,
+    repeated_edges: RepeatedEdges = "mean",
+) -> tuple[Tensor | None, Tensor]:
+    """Return what `weights_of` returns, and the weight of every edge from its row to its column.
+
+    The latter is `Graph.directed_weight`, (nnz,): -1 where that direction is not listed; int8 where
+    each listed direction has the weight of the edge, else float64.
+
+    Args:
+        adj: (n, n) as `CSR.directions` returns it.
+        edges: as for `weights_of`; so are the other arguments and errors.
+        weight: (E,) float64; None: each counts 1.
+        source: where they were read.
+        repeated_edges: the rule, here for edges that are listed several times in one direction.
+    """
+    edge_weight = weights_of(adj, edges, weight, source, repeated_edges)
+    assert adj.values is not None  # see `CSR.directions`
+    is_listed = (adj.values & 1).bool()
+    directed_weight = is_listed.to(torch.int8) * 2 - 1
+    if weight is None and edge_weight is not None:  # edges are counted
+        weight = np.ones(edges.shape[1])
+    if weight is not None:
+        is_no_loop = edges[0] != edges[1]
+        source_node, target = edges[:, is_no_loop]
+        pairs, combined = combine_repeated(
+            source_node * adj.num_rows + target,
+            weight[is_no_loop],
+            repeated_edges,
+            source,
+            warn=False,  # `weights_of` has logged it
+        )
+        if edge_weight is None and not (combined == 1).all():
+            # The first or last weights of all edges are 1, but not those of a direction.
+            edge_weight = torch.ones(adj.nnz, dtype=torch.float64)
+        if edge_weight is not None:
+            place = (adj.row * adj.num_rows + adj.indices)[is_listed].numpy()
+            weights = torch.from_numpy(combined[np.searchsorted(pairs, place)])
+            if not torch.equal(weights, edge_weight[is_listed]):
+                directed_weight = directed_weight.double()
+                directed_weight[is_listed] = weights
+    return edge_weight, directed_weight
+
+
 def check_rule(repeated_edges: object) -> None:
     """Raise `DataError` for what is no rule for repeated edges."""
     if repeated_edges not in get_args(RepeatedEdges):
@@ -660,7 +710,12 @@ def check_rule(repeated_edges: object) -> None:
 
 
 def combine_repeated(
-    pair: np.ndarray, weight: np.ndarray, repeated_edges: RepeatedEdges, source: object
+    pair: np.ndarray,
+    weight: np.ndarray,
+    repeated_edges: RepeatedEdges,
+    source: object,
+    *,
+    warn: bool = True,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return each edge once, (e,) ascending, and its weight (e,) float64.
 
@@ -676,6 +731,7 @@ def combine_repeated(
         repeated_edges: `mean`, `sum`, the `count` of what is listed, or the `last` or `first` in
             the order of the list.
         source: of the list.
+        warn: whether that line is logged.
 
     Raises:
         DataError: a sum is too large for float32.
@@ -702,7 +758,7 @@ def combine_repeated(
             )
         return pair[first], sums
     differs = weight[first] != weight[last]
-    if differs.any():
+    if warn and differs.any():
         LOG.warning(
             "%s: %s listed with several weights, as in both directions: the mean counts",
             source,

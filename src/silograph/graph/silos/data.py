@@ -6,13 +6,14 @@ lead to. C: silos.
 
 import hashlib
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from silograph.core.errors import DataError
 from silograph.core.key import Key
 from silograph.core.payload import offsets, owners
 from silograph.graph.block.block import (
@@ -41,6 +42,7 @@ from silograph.graph.graph import (
     FeatureSource,
     Graph,
     Split,
+    both_directions,
     check_given,
     fingerprint,
     made_features,
@@ -63,7 +65,10 @@ class CrossEdges:
         slot: (X,) int64 remote node.
         silo: (S,) names of the silos that hold the remote nodes.
         key: (S,) the nodes' keys there, int64, uint64 or strings.
-        weight: (X,) float64 weights of the edges, or None where each counts 1.
+        weight: (X,) float64 weights of the edges, or None where each counts 1. In a run along
+            directions those of `directed_weight`.
+        directed_weight: (X, 2) float64 weight of the edge to the remote node and of that from it,
+            NaN where there is no such edge; None: edges have no directions.
     """
 
     row: Tensor
@@ -71,6 +76,7 @@ class CrossEdges:
     silo: tuple[str, ...]
     key: np.ndarray
     weight: Tensor | None = None
+    directed_weight: Tensor | None = None
 
     @property
     def keys(self) -> list[str]:
@@ -99,6 +105,10 @@ class Silo:
         time: (n,) float64 times of nodes or ratings, NaN at users and items and where a time is
             missing; or None.
         time_name: the silo's name of the column of times; a split may name it so or `time`.
+        missing: number of cells without a value by feature, in the raw tables; known of folders
+            that `silograph prepare` made.
+        directed_weight: (nnz,) weights of internal edges by direction, as in `Graph`; None: the
+            silo's tables say of no edge where it leads.
     """
 
     name: str
@@ -115,6 +125,8 @@ class Silo:
     scale: tuple[float, float] | None = None
     time: Tensor | None = None
     time_name: str = TIME
+    missing: Mapping[str, int] = field(default_factory=dict)
+    directed_weight: Tensor | None = None
 
     @property
     def weighted(self) -> bool:
@@ -142,6 +154,7 @@ class Silo:
             class_names=self.class_names,
             feature_names=self.feature_names,
             edge_weight=self.edge_weight,
+            directed_weight=self.directed_weight,
             scale=self.scale,
             columns={} if self.time is None else {TIME: self.time, self.time_name: self.time},
         )
@@ -170,6 +183,24 @@ class Silos:
         return tuple(silo.name for silo in self.members)
 
 
+def one_sided_edges(
+    edges: Mapping[str, Iterable[tuple[str, str, str]]],
+) -> dict[tuple[str, str], int]:
+    """Return how many edges a silo lists that the other silo does not, by both names.
+
+    Args:
+        edges: to nodes of other silos, by the silo that lists them: own key, other silo, its key.
+            Edges to silos that are not there are not looked at.
+    """
+    listed = {silo: set(own_edges) for silo, own_edges in edges.items()}
+    return Counter(
+        (silo, other)
+        for silo, own_edges in listed.items()
+        for own, other, remote in own_edges
+        if other in listed and (remote, silo, own) not in listed[other]
+    )
+
+
 def featured(silo: Silo, source: FeatureSource) -> Silo:
     """Return a silo with features from `source`.
 
@@ -185,6 +216,27 @@ def featured(silo: Silo, source: FeatureSource) -> Silo:
     cross = torch.bincount(silo.cross.row, minlength=len(silo.node_id))
     x = made_features(source, silo.adj.degree + cross)
     return replace(silo, x=x, feature_names=())
+
+
+def silo_with_directions(silo: Silo) -> Silo:
+    """Return a silo whose weights of edges are those of both directions, as `with_directions`.
+
+    Raises:
+        DataError: its edges have no directions.
+    """
+    if silo.directed_weight is None:
+        raise DataError(
+            f"expected edges with directions in silo {silo.name}, got edges without: "
+            "write directed = true in its silo.toml, or leave directed out"
+        )
+    weight = both_directions(silo.adj, silo.edge_weight, silo.directed_weight)
+    cross = replace(silo.cross, weight=silo.cross.directed_weight, directed_weight=None)
+    return replace(silo, edge_weight=weight, directed_weight=None, cross=cross)
+
+
+def silo_without_directions(silo: Silo) -> Silo:
+    """Return a silo of whose edges nobody knows the directions."""
+    return replace(silo, directed_weight=None, cross=replace(silo.cross, directed_weight=None))
 
 
 def silo_split(silo: Silo, how: str, key: Key) -> Split:
@@ -342,7 +394,7 @@ def join_silos(silos: Silos, block: ClientBlock, route: Route) -> tuple[Graph, P
     remote = halo.boundary[route.target]
     rows = number[torch.cat([block.adj.row, halo.adj.row])]
     columns = number[torch.cat([block.adj.indices.long(), remote[halo.adj.indices.long()]])]
-    weighted = any(silo.weighted for silo in silos.members)
+    weighted = any(silo.weighted for silo in silos.members)  # or has directions
     values = torch.cat([_values(block.adj), _values(halo.adj)]) if weighted else None
     adj = CSR.from_pairs(rows, columns, (n, n), values)
     new_order = torch.from_numpy(order)
@@ -396,8 +448,8 @@ def silo_fingerprint(silo: Silo) -> str:
     """Return 16 hex digits (BLAKE2b) of everything that training reads of a silo."""
     digest = hashlib.blake2b(f"{silo.name} {fingerprint(silo.graph)}".encode(), digest_size=8)
     digest.update(repr((silo.cross.silo, silo.cross.key.tolist())).encode())
-    weights = () if silo.cross.weight is None else (silo.cross.weight,)
-    for part in (silo.cross.row, silo.cross.slot, *weights):
+    weights = (silo.cross.weight, silo.directed_weight, silo.cross.directed_weight)
+    for part in (silo.cross.row, silo.cross.slot, *(w for w in weights if w is not None)):
         digest.update(part.numpy().tobytes())
     return digest.hexdigest()
 

@@ -22,7 +22,7 @@ from silograph.core.numeric_state import standard_numerics
 from silograph.core.run_file import toml_value
 from silograph.graph.block.block import connect
 from silograph.graph.csr import CSR
-from silograph.graph.graph import MISSING, Graph, Split, pairs_among
+from silograph.graph.graph import MISSING, Graph, Split, pairs_among, with_directions
 from silograph.graph.partition.partition import Partition
 from silograph.graph.partition.split import TIME
 from silograph.graph.read.arrays import PARTS
@@ -30,6 +30,7 @@ from silograph.graph.read.ratings import SCALE
 from silograph.graph.read.tables import pyarrow
 from silograph.graph.silos.read import (
     CROSS,
+    DIRECTIONS,
     EDGES,
     FEATURES,
     FEDERATION,
@@ -54,6 +55,7 @@ def write_silos(
     *,
     format: str = "csv",
     secret: bytes | None = None,
+    directed: bool = False,
 ) -> tuple[Path, ...]:
     """Write one folder for each client of a cut; see `silograph.graph.silos.read` for the format.
 
@@ -66,14 +68,17 @@ def write_silos(
         split: what the nodes are for.
         format: of the tables: csv, npz or parquet.
         secret: what silos share and the server does not know, written into every folder.
+        directed: whether edges are written with their directions.
 
     Returns:
         The silos' folders, in the order of `partition.ids`.
 
     Raises:
         ConfigError: the format is not known, or there is something at `path`.
-        DataError: two clients hold the same node, or the format cannot hold a key or name.
+        DataError: two clients hold the same node, or the format cannot hold a key or name; or
+            `directed`, and every edge goes both ways.
     """
+    graph = with_directions(graph) if directed else graph
     target = Path(path)
     check_target(target, format)
     folders = _folders(partition.ids)
@@ -140,6 +145,8 @@ def _spec(graph: Graph, name: str) -> str:
         f"features = {graph.num_features}\n"
         f"sparse = {toml_value(isinstance(graph.x, CSR))}\n"
         f"keys = {toml_value('integer' if integer else 'text')}\n"
+        + "directed = true\n"
+        * (graph.edge_weight is not None and graph.edge_weight.dim() == 2)
     )
 
 
@@ -179,11 +186,24 @@ def _tables(graph: Graph, partition: Partition, split: Split) -> Iterator[dict[s
     adj, halo, route = connect(graph, partition)
     key, remote = graph.node_id[nodes.numpy()], halo.boundary[route.target]
     by_slot = torch.sort(halo.adj.indices.long(), stable=True).indices
+    # Internal edges, each in one direction only, or in those that it has.
+    once, weight = adj.row < adj.indices.long(), {}
+    far_columns: dict[str, np.ndarray] = {}
+    if graph.edge_weight is not None and graph.edge_weight.dim() == 2:
+        assert adj.values is not None  # of both directions
+        assert halo.adj.values is not None
+        once = ~adj.values[:, 0].isnan()
+        far_values = halo.adj.values[by_slot].flatten()
+        way = torch.arange(len(far_values))[~far_values.isnan()]
+        by_slot = by_slot[way // 2]
+        far_columns["direction"] = np.array(DIRECTIONS)[(way % 2).numpy()]
+        if not bool((graph.edge_weight.nan_to_num(1) == 1).all()):
+            weight = {"weight": adj.values[once, 0].numpy()}
+            far_columns["weight"] = far_values[way].numpy()
+    elif adj.values is not None and halo.adj.values is not None:
+        weight = {"weight": adj.values[once].numpy()}
+        far_columns["weight"] = halo.adj.values[by_slot].numpy()
     row, far = halo.adj.row[by_slot], remote[halo.adj.indices.long()[by_slot]]
-    # Internal edges, each in one direction only.
-    once = adj.row < adj.indices.long()
-    weight = {} if adj.values is None else {"weight": adj.values[once].numpy()}
-    far_weight = {} if halo.adj.values is None else {"weight": halo.adj.values[by_slot].numpy()}
     source, target = adj.row[once], adj.indices.long()[once]
     masks = split.map(lambda mask: mask & graph.labeled)
     for client, held_nodes in enumerate(partition.nodes):
@@ -205,7 +225,7 @@ def _tables(graph: Graph, partition: Partition, split: Split) -> Iterator[dict[s
                 "own": key[row[is_cross].numpy()],
                 "silo": names[client_of_row[far[is_cross]].numpy()],
                 "remote": key[far[is_cross].numpy()],
-                **{name: values[is_cross] for name, values in far_weight.items()},
+                **{name: values[is_cross] for name, values in far_columns.items()},
             },
         }
 

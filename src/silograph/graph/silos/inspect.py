@@ -15,11 +15,15 @@ from torch import Tensor
 
 from silograph.core.text import count_of, printable
 from silograph.graph.graph import MISSING, Graph
-from silograph.graph.silos.data import Silo
+from silograph.graph.silos.data import Silo, one_sided_edges
+from silograph.graph.silos.prepare import ONE_SIDED
 
 LEAST_ROWS = 20  # of a silo, or of a class, for a statement about a column
 DRIFT = 0.5  # distance of distributions from which it is named
 LEAK = 0.99  # area under the curve of a single column
+BINS = 24  # of a column's histogram
+# Columns that a schema makes for words and gaps that need not occur.
+MADE = (" other", " missing")
 
 
 @dataclass(frozen=True)
@@ -35,6 +39,8 @@ class SiloSummary:
         cross_edges: to nodes of other silos.
         mean_degree: edges of a node, those to other silos included.
         isolated: nodes without any edge.
+        degrees: nodes with 0, with 1, with 2 to 3, with 4 to 7 edges, and so on.
+        missing: cells without a value in the raw tables, by feature, where they are known.
     """
 
     silo: str
@@ -45,6 +51,8 @@ class SiloSummary:
     cross_edges: int
     mean_degree: float
     isolated: int
+    degrees: tuple[int, ...]
+    missing: Mapping[str, int]
 
 
 @dataclass(frozen=True)
@@ -72,7 +80,7 @@ class RatingSummary:
 
 @dataclass(frozen=True)
 class ColumnSummary:
-    """What a column of features holds over all silos.
+    """What a column of features, or the ratings, hold over all silos.
 
     Attributes:
         column: its name, or its number.
@@ -82,6 +90,7 @@ class ColumnSummary:
         drift: largest distance of two silos' distributions (Kolmogorov and Smirnov's: the largest
             difference of their cumulative shares), 0 to 1; 0 for one silo.
         between: these two silos.
+        histogram: numbers of values of each silo in bins of one width from `low` to `high`.
     """
 
     column: str
@@ -90,6 +99,7 @@ class ColumnSummary:
     high: float
     drift: float
     between: tuple[str, ...]
+    histogram: tuple[tuple[int, ...], ...]
 
 
 @dataclass(frozen=True)
@@ -98,7 +108,8 @@ class Inspection:
 
     Attributes:
         silos: silo by silo; of ratings `RatingSummary`.
-        columns: features, those that drift most first; none if they are sparse, or for ratings.
+        columns: features, those that drift most first; none if they are sparse. For ratings they
+            are the one column.
         warnings: what looks wrong, a line each.
     """
 
@@ -117,11 +128,15 @@ def inspect_silos(members: Sequence[Silo]) -> Inspection:
     Columns of sparse features are not looked at one by one.
     """
     if members[0].scale is not None:
-        return Inspection(tuple(_rating_summaries(members)), (), ())
+        rated = [silo.y[silo.graph.labeled].double().flatten().numpy() for silo in members]
+        column = _column("rating", rated, [silo.name for silo in members])
+        return Inspection(
+            tuple(_rating_summaries(members)), (column,), tuple(_drift_warnings(column))
+        )
     summaries = tuple(_summary(silo) for silo in members)
     dense = [silo.x.numpy() for silo in members if isinstance(silo.x, Tensor)]
     columns: list[ColumnSummary] = []
-    warnings = list(_shared_warnings(summaries))
+    warnings = [*_shared_warnings(summaries), *_edge_warnings(members)]
     if len(dense) == len(members) and dense[0].shape[1]:
         names = [printable(n) for n in members[0].feature_names] or [
             str(number) for number in range(dense[0].shape[1])
@@ -146,6 +161,9 @@ def _summary(silo: Silo) -> SiloSummary:
         cross_edges=len(silo.cross.row),
         mean_degree=float(degree.double().mean()) if graph.num_nodes else 0.0,
         isolated=int((degree == 0).sum()),
+        # 2^k to 2^(k + 1) - 1 edges are one group.
+        degrees=tuple(np.bincount(np.frexp(degree.numpy())[1]).tolist()),
+        missing=silo.missing,
     )
 
 
@@ -194,13 +212,16 @@ def _column(name: str, parts: Sequence[np.ndarray], ids: Sequence[str]) -> Colum
         if min(len(parts[a]), len(parts[b])) >= LEAST_ROWS
     }
     far = max(distances, key=lambda pair: distances[pair], default=None)
+    low, high = (float(values.min()), float(values.max())) if len(values) else (0.0, 0.0)
+    bins = np.linspace(low, high, 1 + min(BINS, max(1, len(np.unique(values)))))
     return ColumnSummary(
         name,
-        float(values.min(initial=np.inf)),
+        low,
         float(values.mean()) if len(values) else 0.0,
-        float(values.max(initial=-np.inf)),
+        high,
         0.0 if far is None else distances[far],
         () if far is None else (ids[far[0]], ids[far[1]]),
+        tuple(tuple(np.histogram(part, bins)[0].tolist()) for part in parts),
     )
 
 
@@ -219,27 +240,33 @@ def _column_warnings(
     """Yield what looks wrong about a column: parts (n,) of each silo."""
     name, values = column.column, np.concatenate(parts)
     whole = len(values) >= LEAST_ROWS and bool((values == np.round(values)).all())
+    is_made = name.endswith(MADE) and column.low == 0
     if column.low == column.high:
-        yield f"{name} has one value everywhere ({column.low:g}): drop it"
+        if not is_made:
+            yield f"{name} has one value everywhere ({column.low:g}): drop it"
     elif whole and any(_counts_rows(part) for part in parts):
         yield f"{name} numbers the rows of a silo: drop it"
     elif whole and len(np.unique(values)) == len(values):
         yield f"{name} has another whole number at each node, as a key has: drop it"
     for number, silo in enumerate(members):
-        if len(np.unique(parts[number])) == 1 and column.low != column.high:
+        if len(np.unique(parts[number])) == 1 and column.low != column.high and not is_made:
             yield f"{name} has one value in {silo.name} ({parts[number][0]:g}), not in others"
-    if column.drift > DRIFT:
-        a, b = column.between
-        yield (
-            f"{name} differs between {a} and {b} (distance {column.drift:.2f} of 1): another unit "
-            "or coding?"
-        )
+    yield from _drift_warnings(column)
     for label, area in _areas(parts, members):
         if max(area, 1 - area) >= LEAK:
             yield (
                 f"{name} alone tells who is {label!r} (area {max(area, 1 - area):.3f}): "
                 "is it known before the label?"
             )
+
+
+def _drift_warnings(column: ColumnSummary) -> Iterator[str]:
+    if column.drift > DRIFT:
+        a, b = column.between
+        yield (
+            f"{column.column} differs between {a} and {b} (distance {column.drift:.2f} of 1): "
+            "another unit or coding?"
+        )
 
 
 def _counts_rows(values: np.ndarray) -> bool:
@@ -266,6 +293,18 @@ def _areas(parts: Sequence[np.ndarray], members: Sequence[Silo]) -> Iterator[tup
         if min(inside, outside) >= LEAST_ROWS:
             area = (ranks[hit].sum() - inside * (inside + 1) / 2) / (inside * outside)
             yield label, float(area)
+
+
+def _edge_warnings(members: Sequence[Silo]) -> Iterator[str]:
+    """Yield what looks wrong about edges between silos."""
+    edges = {}
+    for silo in members:
+        own, remote, slots = silo.keys, silo.cross.keys, silo.cross.slot.tolist()
+        pairs = zip(silo.cross.row.tolist(), slots, strict=True)
+        edges[silo.name] = [(own[row], silo.cross.silo[slot], remote[slot]) for row, slot in pairs]
+    for (one, other), number in sorted(one_sided_edges(edges).items()):
+        listed = f"{one} lists {count_of(number, 'edge')} to {other}"
+        yield f"{listed} that {other} does not list: {ONE_SIDED}"
 
 
 def _shared_warnings(silos: Sequence[SiloSummary]) -> Iterator[str]:

@@ -29,6 +29,7 @@ from silograph.core.text import count_of, printable
 from silograph.graph.partition.split import TIME
 from silograph.graph.read.delimited import DecimalMark, read_delimited
 from silograph.graph.read.tables import Table, read_table, usable
+from silograph.graph.silos.data import one_sided_edges
 from silograph.graph.silos.export import (
     PLAIN,
     Columns,
@@ -39,6 +40,7 @@ from silograph.graph.silos.export import (
 )
 from silograph.graph.silos.read import (
     CROSS,
+    DIRECTIONS,
     EDGES,
     FEATURES,
     FEDERATION,
@@ -47,7 +49,9 @@ from silograph.graph.silos.read import (
     SPEC,
 )
 from silograph.graph.silos.schema import (
+    COUNTED,
     BadCellError,
+    Category,
     EdgeTable,
     Names,
     NodeTable,
@@ -62,6 +66,7 @@ from silograph.graph.silos.schema import (
 )
 
 PREPARED, EDGES_FOR = "prepared.json", "edges_for"
+ONE_SIDED = 'training refuses them; is listed_by = "source" meant?'
 ENDINGS = (".csv", ".tsv", ".txt", ".csv.gz", ".tsv.gz", ".txt.gz", ".parquet")
 HANDED_OVER = ("table", "row", "source", "target", "weight")
 
@@ -175,6 +180,7 @@ class RawSilo:
         feature_names: in their order.
         listed: the edges that its own tables list.
         fitted: what was fitted, by feature.
+        missing: number of cells without a value, by feature.
         notes: what was left out.
     """
 
@@ -184,6 +190,7 @@ class RawSilo:
     feature_names: tuple[str, ...] = ()
     listed: tuple[ListedEdge, ...] = ()
     fitted: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    missing: Mapping[str, int] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
 
 
@@ -226,15 +233,10 @@ def read_graph_silo(
     keys = _keys(table, section)
     columns: dict[str, np.ndarray] = {}
     fits: dict[str, Mapping[str, Any]] = {}
-    notes: list[str] = []
+    missing: dict[str, int] = {}
     for feature_name, feature in schema.features.items():
         column = table.name_of(feature.column or feature_name, f" for feature {feature_name}")
-        # A word that the schema lists is a value, even if it otherwise means a missing one.
-        words = {value.casefold() for value in getattr(feature, "values", ())}
-        cells = [
-            c if c not in schema.missing or c.casefold() in words else None
-            for c in table.columns[column]
-        ]
+        cells = cells_of(table, column, schema, getattr(feature, "words", ()))
         try:
             values = feature.read(cells, table.decimal)
         except BadCellError:
@@ -248,10 +250,10 @@ def read_graph_silo(
             raise DataError(f"expected what was fitted to {feature_name}, got nothing: fit anew")
         fits[feature_name] = feature.fit(values) if fitted is None else fitted[feature_name]
         columns |= feature.columns(feature_name, values, fits[feature_name])
-        if missing := cells.count(None):
-            notes.append(f"{feature_name}: {count_of(missing, 'missing value')}")
+        missing[feature_name] = cells.count(None)
     x = np.stack([*columns.values()], axis=1) if columns else np.zeros((len(keys), 0))
-    nodes: dict[str, np.ndarray] = {"id": np.array(keys), "label": _labels(table, schema)}
+    labels = _labels(table, schema, may_be_absent=fitted is not None)
+    nodes: dict[str, np.ndarray] = {"id": np.array(keys), "label": labels}
     if section.time is not None:
         nodes[TIME] = np.array(_times(table, section.time, section.format))
     tables: dict[str, Columns] = {NODES: nodes}
@@ -260,7 +262,21 @@ def read_graph_silo(
     listed: list[ListedEdge] = []
     for edge_name, edges in schema.edges.items():
         listed += _listed_edges(name, folder, edge_name, edges, schema)
-    return RawSilo(name, tuple(keys), tables, tuple(columns), tuple(listed), fits, tuple(notes))
+    return RawSilo(name, tuple(keys), tables, tuple(columns), tuple(listed), fits, missing)
+
+
+def cells_of(
+    table: RawTable, column: str, schema: Schema, words: Sequence[str] = ()
+) -> list[str | None]:
+    """Return the cells (n,) of a column, None where one counts as missing.
+
+    One of `words`, which the schema lists, is a value, even if it otherwise means a missing one.
+    """
+    listed = {word.casefold() for word in words}
+    return [
+        cell if cell not in schema.missing or cell.casefold() in listed else None
+        for cell in table.columns[column]
+    ]
 
 
 def named_by_keys(silo: RawSilo, schema: Schema) -> RawSilo:
@@ -307,12 +323,16 @@ def _keys(table: RawTable, section: NodeTable) -> list[str]:
     return list(first_row)
 
 
-def _labels(table: RawTable, schema: Schema) -> np.ndarray:
-    """Return the names of the nodes' classes (n,), empty where not known."""
+def _labels(table: RawTable, schema: Schema, *, may_be_absent: bool) -> np.ndarray:
+    """Return the names of the nodes' classes (n,), empty where not known.
+
+    Further tables, whose nodes are to be predicted, may have no column of labels.
+    """
     section = schema.nodes
     assert section is not None
     labels = np.full(len(table), "", dtype=np.object_)
-    if section.label is None:
+    has_column = any(name in table.columns for name in names_of(section.label or ()))
+    if section.label is None or (may_be_absent and not has_column):
         return labels.astype(np.str_)
     column = table.name_of(section.label)
     class_by_word = {name.casefold(): name for name in section.classes}
@@ -446,7 +466,8 @@ def connect_silo(
     own = set(silo.keys)
     owner_of = _owner_of(silo, schema, owner_by_key)
     left_out: Counter[str] = Counter()
-    rows: dict[tuple[str, str, str], dict[str, list[ListedEdge]]] = {}
+    is_directed = any(table.directed for table in schema.edges.values())
+    rows: dict[tuple[str, str, str, str], dict[str, list[ListedEdge]]] = {}
     for edge in chain(silo.listed, *received.values()):
         ends = sorted((edge.source, edge.target), key=lambda key: key not in own)
         near, far = ends
@@ -463,9 +484,20 @@ def connect_silo(
         elif owner != silo.name and by_source and owner not in received:
             left_out[f"to {owner}, whose list is missing"] += 1
         else:
-            # Inside a silo an edge has no direction; between silos each side has its own node.
-            first, second = sorted(ends) if owner == silo.name else (near, far)
-            rows.setdefault((owner, first, second), {}).setdefault(edge.table, []).append(edge)
+            pairs = [(edge.source, edge.target)]
+            if is_directed and not schema.edges[edge.table].directed:  # it goes both ways
+                pairs.append((edge.target, edge.source))
+            for source, target in pairs:
+                # Between silos each side has its own node first; inside one the source comes first,
+                # or without directions the lesser key.
+                first, second, way = source, target, ""
+                if owner != silo.name:
+                    first, second = near, far
+                    way = DIRECTIONS[source != near] if is_directed else ""
+                elif not is_directed:
+                    first, second = sorted(ends)
+                tables_of_edge = rows.setdefault((owner, first, second, way), {})
+                tables_of_edge.setdefault(edge.table, []).append(edge)
     weighted = any(e.weight is not None or e.repeated == "count" for e in schema.edges.values())
     tables: dict[str, Columns] = {}
     for kind, names in ((EDGES, ("source", "target")), (CROSS, ("own", "silo", "remote"))):
@@ -475,6 +507,8 @@ def connect_silo(
             *([[pair[0] for pair in chosen]] if kind == CROSS else []),
             [pair[2] for pair in chosen],
         ]
+        if is_directed and kind == CROSS:
+            names, columns = (*names, "direction"), [*columns, [pair[3] for pair in chosen]]
         tables[kind] = {n: np.array(c, dtype=np.str_) for n, c in zip(names, columns, strict=True)}
         if weighted:
             sums = [math.fsum(_weights(rows[pair], schema)) for pair in chosen]
@@ -649,6 +683,7 @@ def prepare(
         raise ConfigError(f"expected a schema, or a prepared folder to be like, got {got}")
     check_target(Path(out), format)
     rules, fitted, earlier_name = _rules(schema, like)
+    _check_counted(rules, schema)
     name = name or earlier_name
     paths_by_silo = find_silos(Path(tables), rules, name)
     together = len(paths_by_silo) > 1
@@ -665,7 +700,7 @@ def prepare(
     ]
     owner_by_key = {k: silo.name for silo in silos for k in silo.keys} if together else {}
     handed = {silo.name: edges_for_others(silo, rules, owner_by_key) for silo in silos}
-    prepared = []
+    prepared, cross = [], dict[str, Columns]()
     target = Path(os.path.abspath(out))
     making = target.with_name(f".{target.name}.{os.getpid()}")
     try:
@@ -682,14 +717,9 @@ def prepare(
                 lists |= {o: edges.get(silo.name, []) for o, edges in others if o != silo.name}
                 to_hand = {} if together else handed[silo.name]
                 folder = _folder_name(silo.name) if together else ""
-                made = _write_silo(
-                    making / folder,
-                    silo,
-                    rules,
-                    connect_silo(silo, rules, owner_by_key, lists),
-                    to_hand,
-                    format,
-                )
+                edges = connect_silo(silo, rules, owner_by_key, lists)
+                cross[silo.name] = edges[0][CROSS]
+                made = _write_silo(making / folder, silo, rules, edges, to_hand, format)
                 prepared.append(replace(made, folder=Path(out) / folder))
             if together:
                 folders = ", ".join(toml_value(_folder_name(silo.name)) for silo in silos)
@@ -701,7 +731,25 @@ def prepare(
             raise
     except OSError as error:
         raise ConfigError(f"expected to make the folder {out}, got: {error.strerror}") from None
-    return tuple(prepared)
+    return tuple(_with_one_sided(prepared, cross))
+
+
+def _with_one_sided(
+    prepared: Sequence[PreparedSilo], cross: Mapping[str, Columns]
+) -> Iterator[PreparedSilo]:
+    """Yield silos with notes on edges to others that these do not list, by tables of such edges."""
+    edges = {
+        silo: zip(*(columns[name].tolist() for name in ("own", "silo", "remote")), strict=True)
+        for silo, columns in cross.items()
+    }
+    counts = one_sided_edges(edges)
+    for silo in prepared:
+        notes = tuple(
+            f"{count_of(number, 'edge')} to {other} that its table does not list: {ONE_SIDED}"
+            for (lister, other), number in sorted(counts.items())
+            if lister == silo.name
+        )
+        yield replace(silo, notes=(*silo.notes, *notes))
 
 
 def _rules(
@@ -721,6 +769,18 @@ def _rules(
             f"{path}: expected what silograph prepare has written, got: {error}"
         ) from None
     return parse_schema(text, str(path)), fitted, silo
+
+
+def _check_counted(rules: Schema, schema: str | os.PathLike[str] | None) -> None:
+    """Raise `DataError` for a category whose values are still to be counted."""
+    for name, feature in rules.features.items():
+        if isinstance(feature, Category) and feature.values == COUNTED:
+            raise DataError(
+                f"{schema}: expected the words of {name}, got values that are still to be counted: "
+                f"run silograph prepare TABLES --schema {schema} --count-categories FILE at each "
+                f"silo, then silograph prepare --schema {schema} --categories FILE of each silo > "
+                "shared.toml"
+            )
 
 
 def _folder_name(silo: str) -> str:
@@ -747,7 +807,12 @@ def _write_silo(
     write_text(folder / SPEC, _spec(silo, schema))
     saved = {"silo": silo.name, "schema": schema.text, "fitted": silo.fitted}
     write_text(folder / PREPARED, json.dumps(saved, indent=1) + "\n")
-    notes = [*silo.notes, *notes]
+    gaps = {feature: number for feature, number in silo.missing.items() if number}
+    notes = [
+        *(f"{feature}: {count_of(number, 'missing value')}" for feature, number in gaps.items()),
+        *silo.notes,
+        *notes,
+    ]
     for other, listed in to_hand.items():
         (folder / EDGES_FOR).mkdir(mode=0o700, exist_ok=True)
         name = f"{_folder_name(silo.name)}_to_{_folder_name(other)}.csv"
@@ -780,4 +845,8 @@ def _spec(silo: RawSilo, schema: Schema) -> str:
         return f'{name}task = "rating"\nscale = [{low!r}, {high!r}]\n'
     assert schema.nodes is not None
     classes = ", ".join(toml_value(word) for word in schema.nodes.classes)
-    return f"{name}features = {len(silo.feature_names)}\nclasses = [{classes}]\n"
+    is_directed = any(table.directed for table in schema.edges.values())
+    text = f"{name}features = {len(silo.feature_names)}\nclasses = [{classes}]\n"
+    text += "directed = true\n" * is_directed
+    numbers = [f"{toml_value(feature)} = {n}\n" for feature, n in silo.missing.items()]
+    return text + "".join(["\n[missing]  # cells without a value\n", *numbers] if numbers else [])

@@ -1,12 +1,13 @@
 """A silo's folder: one description and four tables.
 
 silo.toml       name, features (how many), classes (their names, or how many), and if need be
-                task, keys, sparse, repeated_edges, [columns]
+                task, keys, sparse, repeated_edges, directed, [columns]
 nodes           id, label, split, time; the order of its rows is that of the client's rows
 features        id and one column a feature; sparse: id, feature, value; absent for features = 0
 edges           source, target: internal edges; perhaps weight, a number >= 0
 cross_edges     own, silo, remote: an own node's edge to a node of another silo, by its key there;
-                perhaps weight, of which both silos say the same
+                perhaps weight, of which both silos say the same; with directed = true also
+                direction: out where the edge leads to the remote node, in where it leads here
 
 A silo with `task = "rating"` has two tables in place of these:
 
@@ -20,7 +21,7 @@ import math
 import os
 import tomllib
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import field
+from dataclasses import field, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -56,6 +57,7 @@ from silograph.graph.read.tables import (
     combine_repeated,
     read_arrays,
     read_table,
+    weights_by_direction,
     weights_of,
 )
 from silograph.graph.silos.data import CrossEdges, Silo, Silos
@@ -67,9 +69,10 @@ SPEC, SECRET = "silo.toml", "secret"  # files of a silo's folder besides its tab
 NODES, FEATURES, EDGES, CROSS = "nodes", "features", "edges", "cross_edges"
 COLUMNS = (
     *("id", "label", "split", TIME, "feature", "value"),
-    *("source", "target", "own", "silo", "remote", "weight"),
+    *("source", "target", "own", "silo", "remote", "weight", "direction"),
 )
 RATINGS, TRUST = "ratings", "trust"  # tables of a silo with ratings
+DIRECTIONS = ("out", "in")  # of edges to nodes of other silos: to the remote node, or from it
 OF_RATINGS = {"features": 2, "classes": 1}  # whether a node is a user or an item; one number
 TASKS = ("multiclass", "multilabel", "rating")
 IN_TOML = f"say so under [columns] of {SPEC}"
@@ -93,9 +96,12 @@ class SiloSpec:
         repeated_edges: what an edge weighs that the tables of edges list several times, as
             `from_arrays` takes it; None: no edge is, but an internal one may be in both directions,
             which means its mean.
+        directed: whether edges lead from source to target, which runs with `directed` read.
         scale: least and largest rating.
         partition_hash: of the cut that the folder was written from, as result folders have it; None
             where the silo's data are its own.
+        missing: number of cells without a value by feature, in the raw tables that `silograph
+            prepare` made the folder of.
     """
 
     name: Annotated[str, Field(min_length=1)]
@@ -107,8 +113,10 @@ class SiloSpec:
     columns: Mapping[str, str] = field(default_factory=dict)
     na_values: tuple[str | int | float, ...] = ()
     repeated_edges: RepeatedEdges | None = None
+    directed: bool = False
     scale: tuple[float, float] = (1.0, 5.0)
     partition_hash: Annotated[str, Field(pattern=r"^[0-9a-f]{16}$")] | None = None
+    missing: Mapping[str, Annotated[int, Field(ge=0)]] = field(default_factory=dict)
 
     @property
     def class_names(self) -> tuple[str, ...]:
@@ -172,7 +180,7 @@ def read_spec(path: Path) -> SiloSpec:
     except ConfigError as error:
         raise DataError(f"{path}: {error}") from None
     fixed_values = {name: getattr(spec, name) for name in OF_RATINGS}
-    further = spec.sparse or spec.na_values or spec.repeated_edges
+    further = spec.sparse or spec.na_values or spec.repeated_edges or spec.directed
     if spec.task == "rating" and (fixed_values != OF_RATINGS or further):
         raise DataError(
             f"{path}: expected name, task and perhaps scale and [columns] of a silo with ratings, "
@@ -468,7 +476,7 @@ def read_silo(path: str | os.PathLike[str]) -> Silo:
     y, masks = _labels(nodes, labels, spec), _split(nodes, split)
     # Features and edges name nodes by their keys.
     x, names = _features(path, spec, place)
-    adj, weight = _internal(_file(path, EDGES), spec, place)
+    adj, weight, directed_weight = _internal(_file(path, EDGES), spec, place)
     return Silo(
         name=spec.name,
         node_id=_as_key_array(list(place), spec),
@@ -481,8 +489,10 @@ def read_silo(path: str | os.PathLike[str]) -> Silo:
         adj=adj,
         cross=_cross(_file(path, CROSS), spec, place),
         edge_weight=weight,
+        directed_weight=directed_weight,
         time=times,
         time_name=time,
+        missing=spec.missing,
     )
 
 
@@ -624,8 +634,10 @@ def _rows(table: Table, column: str, place: Mapping[str, int]) -> list[int]:
     return rows
 
 
-def _internal(path: Path, spec: SiloSpec, place: Mapping[str, int]) -> tuple[CSR, Tensor | None]:
-    """Return internal edges, both directions, and their weights.
+def _internal(
+    path: Path, spec: SiloSpec, place: Mapping[str, int]
+) -> tuple[CSR, Tensor | None, Tensor | None]:
+    """Return internal edges, both directions, their weights, and those by direction.
 
     They are listed once or both ways, or as often as `repeated_edges` combines them.
     """
@@ -641,9 +653,11 @@ def _internal(path: Path, spec: SiloSpec, place: Mapping[str, int]) -> tuple[CSR
         if spec.repeated_edges is None:
             _add_edge_once(table, target, row_by_edge, edge, row)
     pairs = np.array(ends, dtype=np.int64)
-    adj = CSR.undirected(pairs, len(place))
+    adj = CSR.directions(pairs, len(place))
     weights = weight_column(table, weight) if weight in table.header else None
-    return adj, weights_of(adj, pairs, weights, table.path, spec.repeated_edges or "mean")
+    listed = (adj, pairs, weights, table.path, spec.repeated_edges or "mean")
+    both = weights_by_direction(*listed) if spec.directed else (weights_of(*listed), None)
+    return replace(adj, values=None), *both
 
 
 def _add_edge_once(
@@ -657,12 +671,17 @@ def _add_edge_once(
 
 
 def _cross(path: Path, spec: SiloSpec, place: Mapping[str, int]) -> CrossEdges:
-    table = spec.read_table(path, "own", "silo", "remote", "weight")
-    own, silo, remote, weight = spec.column_names("own", "silo", "remote", "weight")
-    only(table, (own, silo, remote, weight))
+    names = ["own", "silo", "remote", "weight", *(["direction"] if spec.directed else [])]
+    table = spec.read_table(path, *names)
+    own, silo, remote, weight, *direction = spec.column_names(*names)
+    only(table, (own, silo, remote, weight, *direction))
+    ways = [""] * len(table.rows)
+    if spec.directed and table.rows:
+        table.column(direction[0], f"expected with directed = true of {SPEC}, or {IN_TOML}")
+        ways = table.words(direction[0], DIRECTIONS)
     rows = _rows(table, own, place)
     slot_of: dict[tuple[str, str], int] = {}
-    slots, row_by_edge = [], dict[tuple[int, int], int]()
+    slots, row_by_edge = [], dict[tuple[int, int, str], int]()
     others, keys = (table.column(column, IN_TOML) for column in (silo, remote))
     for row, other in enumerate(zip(others, keys, strict=True)):
         for column, cell in zip((silo, remote), other, strict=True):
@@ -672,7 +691,7 @@ def _cross(path: Path, spec: SiloSpec, place: Mapping[str, int]) -> CrossEdges:
             remedy = f"list the edge in {EDGES}"
             raise table.wrong(row, silo, "the name of another silo", other[0], remedy)
         slots.append(slot_of.setdefault(other, len(slot_of)))
-        edge = (rows[row], slots[row])
+        edge = (rows[row], slots[row], ways[row])
         if spec.repeated_edges is None or edge not in row_by_edge:
             _add_edge_once(table, remote, row_by_edge, edge, row)
         elif spec.repeated_edges in ("first", "last"):
@@ -682,20 +701,59 @@ def _cross(path: Path, spec: SiloSpec, place: Mapping[str, int]) -> CrossEdges:
                 "drop one of them, or use mean, sum or count"
             )
     weights = weight_column(table, weight) if weight in table.header else np.ones(len(rows))
-    if spec.repeated_edges is not None:
-        listed = np.array([rows, slots], dtype=np.int64)
-        once = np.array(list(row_by_edge), dtype=np.int64).reshape(-1, 2).T
+    directed_weight = None
+    if spec.repeated_edges is not None or spec.directed:
+        listed = np.array([rows, slots], dtype=np.int64).reshape(2, -1)
+        once = np.array(list(dict.fromkeys(edge[:2] for edge in row_by_edge)), dtype=np.int64)
+        once = once.reshape(-1, 2).T
         numbers = [ends[0] * len(slot_of) + ends[1] for ends in (listed, once)]
-        pairs, combined = combine_repeated(numbers[0], weights, spec.repeated_edges, table.path)
+        rule = spec.repeated_edges or "mean"
+        if spec.directed:
+            directed_weight = _weights_by_direction(numbers, ways, weights, rule, table.path)
+            # Each silo lists the two directions in its own order.
+            rule = "mean" if rule in ("first", "last") else rule
+        pairs, combined = combine_repeated(numbers[0], weights, rule, table.path)
         weights = combined[np.searchsorted(pairs, numbers[1])]
         rows, slots = once.tolist()
+    all_weigh_1 = (weights == 1).all()
+    if directed_weight is not None:
+        all_weigh_1 = all_weigh_1 and (directed_weight.nan_to_num(1) == 1).all()
     return CrossEdges(
         torch.tensor(rows, dtype=torch.int64),
         torch.tensor(slots, dtype=torch.int64),
         tuple(name for name, _ in slot_of),
         _as_key_array([key for _, key in slot_of], spec),
-        None if (weights == 1).all() else torch.from_numpy(weights),
+        None if all_weigh_1 else torch.from_numpy(weights),
+        directed_weight,
     )
+
+
+def _weights_by_direction(
+    numbers: Sequence[np.ndarray],
+    ways: Sequence[str],
+    weights: np.ndarray,
+    rule: RepeatedEdges,
+    path: Path,
+) -> Tensor:
+    """Return the weight of cross-silo edges to the remote node and from it, (X, 2), NaN for none.
+
+    Args:
+        numbers: (E,) of each edge as listed, and (X,) of each once.
+        ways: (E,) of `DIRECTIONS`.
+        weights: (E,).
+        rule: for edges that are listed several times in a direction.
+        path: of the table.
+    """
+    directed_weight = np.full((len(numbers[1]), len(DIRECTIONS)), np.nan)
+    for column, direction in enumerate(DIRECTIONS):
+        is_listed = np.array([way == direction for way in ways], dtype=np.bool_)
+        pairs, combined = combine_repeated(
+            numbers[0][is_listed], weights[is_listed], rule, path, warn=False
+        )
+        directed_weight[np.isin(numbers[1], pairs), column] = combined[
+            np.searchsorted(pairs, numbers[1][np.isin(numbers[1], pairs)])
+        ]
+    return torch.from_numpy(directed_weight)
 
 
 def _as_key_array(keys: list[str], spec: SiloSpec) -> np.ndarray:

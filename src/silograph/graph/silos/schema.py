@@ -62,6 +62,7 @@ YEAR = 365.25 * 24 * 3600  # seconds
 CYCLES = {"hour": 24, "weekday": 7, "month": 12}
 DIGITS = 6  # of sines: months of two years are equal in float32, too
 RANKS = 101  # quantiles that are kept of a column
+COUNTED = "counted"  # values of a category that silos list
 # A number with a decimal comma, perhaps with points between thousands.
 WITH_COMMA = re.compile(r"[+-]?(\d+|\d{1,3}(\.\d{3})+)(,\d+)?([eE][+-]?\d+)?")
 DOTTED_DATE = re.compile(r"(\d{1,2})\.(\d{1,2})\.(\d{4})( (\d{1,2}):(\d{2})(:(\d{2}))?)?")
@@ -288,23 +289,33 @@ class Category:
     """One of several words: a column of 0 and 1 for each.
 
     Attributes:
-        values: the words; upper and lower case count alike.
+        values: the words; upper and lower case count alike. `counted`: they are not known yet, and
+            silos list theirs (`silograph.graph.silos.categories`).
         type: the kind of feature.
         column: its name in tables; None: that of the feature.
         other: whether other words have a column of their own; else they are an error.
         indicator: whether a column `NAME missing` says where a value was missing.
+        min_count: of counted values: nodes of a silo that have a word which it lists.
+        min_silos: of counted values: silos that list a word which the schema takes.
     """
 
-    values: Annotated[tuple[Name, ...], Field(min_length=1)]
+    values: Literal["counted"] | Annotated[tuple[Name, ...], Field(min_length=1)]
     type: Literal["category"] = "category"
     column: Names | None = None
     other: bool = False
     indicator: bool = False
+    min_count: Annotated[int, Field(ge=1)] = 5
+    min_silos: Annotated[int, Field(ge=1)] = 1
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """The values; none where they are still to be counted."""
+        return self.values if isinstance(self.values, tuple) else ()
 
     def read(self, cells: Cells, decimal: str) -> np.ndarray:
         """Return the number of each word, (n,) int64, -1 where missing, and last for others."""
         del decimal
-        number_by_word = {word.casefold(): number for number, word in enumerate(self.values)}
+        number_by_word = {word.casefold(): number for number, word in enumerate(self.words)}
         numbers = np.full(len(cells), -1)
         for row, cell in enumerate(cells):
             if cell is None:
@@ -312,10 +323,10 @@ class Category:
             number = number_by_word.get(cell.casefold())
             if number is None and not self.other:
                 raise BadCellError(
-                    f"expected one of {', '.join(self.values)}: add it to values in the schema "
+                    f"expected one of {', '.join(self.words)}: add it to values in the schema "
                     "of all silos, or say other = true"
                 )
-            numbers[row] = len(self.values) if number is None else number
+            numbers[row] = len(self.words) if number is None else number
         return numbers
 
     def fit(self, values: np.ndarray) -> Fitted:
@@ -326,7 +337,7 @@ class Category:
     def columns(self, name: str, values: np.ndarray, fitted: Fitted) -> dict[str, np.ndarray]:
         """Return the columns (n,) float64 by name."""
         del fitted
-        words = [*self.values, *(["other"] if self.other else [])]
+        words = [*self.words, *(["other"] if self.other else [])]
         columns = {f"{name} {word}": values == number for number, word in enumerate(words)}
         columns |= {f"{name} missing": values < 0} if self.indicator else {}
         return {column: hits.astype(np.float64) for column, hits in columns.items()}
@@ -466,6 +477,9 @@ class EdgeTable:
         listed_by: `both` if each silo's table has all edges of its nodes; `source` if an edge
             between silos is in the table of its source's silo only, as transfers are that a bank
             sends. Then the other silo has to receive the list (`received`).
+        directed: whether folders say which end is the source, for runs with `directed`. An edge
+            that is listed several times is then combined in each direction apart. If only some
+            tables are directed, edges of the others go both ways.
     """
 
     source: Names
@@ -475,6 +489,7 @@ class EdgeTable:
     decimal: Literal[".", ","] | None = None
     repeated: Literal["sum", "mean", "count", "last", "first"] = "sum"
     listed_by: Literal["both", "source"] = "both"
+    directed: bool = False
 
 
 @dataclass(frozen=True, config=STRICT, kw_only=True)
@@ -643,4 +658,10 @@ def _feature(name: str, section: object) -> Feature:
         )
     if kind not in KINDS:
         raise unknown(f"type of feature {name}", str(kind), KINDS)
-    return checked(KINDS[str(kind)], values, f"[features.{name}]")
+    feature = checked(KINDS[str(kind)], values, f"[features.{name}]")
+    if isinstance(feature, Category) and feature.values == COUNTED and not feature.other:
+        raise ConfigError(
+            f'expected other = true beside values = "{COUNTED}" of {name}, for words that too few '
+            "nodes have, got none: add it"
+        )
+    return feature
