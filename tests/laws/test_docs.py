@@ -44,6 +44,19 @@ def name_of(page: Path) -> str:
     return page.relative_to(ROOT).as_posix()
 
 
+def text_of(page: Path) -> str:
+    """A page without its directives: the build runs code cells, and lists pages of a toctree."""
+    fences = r"^(`{3,})\{.*?^\1"
+    return re.sub(fences, "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+
+
+def test_directives_are_not_taken_for_examples(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    cell = "```{code-cell} python\nsilograph run cora\n```\n"
+    page.write_text(f"{cell}`silograph run digits`\n```\nsilograph compile\n```\n{cell}")
+    assert commands_of(text_of(page)) == ["compile", "run digits"]
+
+
 @pytest.mark.usefixtures("forked")
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_examples_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -57,7 +70,7 @@ def test_examples_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     for table, name in tables:  # a page adds them
         monkeypatch.setitem(table, name, None)
         monkeypatch.delitem(table, name)
-    for example in re.findall(r"^```python\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL):
+    for example in re.findall(r"^```python\n(.*?)^```", text_of(page), re.MULTILINE | re.DOTALL):
         exec(compile(example, str(page), "exec"), names)
 
 
@@ -101,7 +114,7 @@ COMMANDS = sorted(
     {
         command
         for page in PAGES
-        for command in commands_of(page.read_text())
+        for command in commands_of(text_of(page))
         if command.startswith(("run ", "partition ", "compare ", "tune ", "export-silos "))
     }
     | set(commands_of(recipes((ROOT / "Makefile").read_text())))
@@ -127,7 +140,7 @@ def test_commands_are_understood(
     if "--method" in words and is_spec(file := words[words.index("--method") + 1]):
         (tmp_path / file.partition(":")[0]).write_text(own_method(), encoding="utf-8")
     for page in PAGES:
-        for name, example in own_files(page.read_text()).items():
+        for name, example in own_files(text_of(page)).items():
             (tmp_path / name).write_text(example, encoding="utf-8")
     example_of_arms = re.search(r"^```\n(\[arms\..*?)^```", COMPARE, re.MULTILINE | re.DOTALL)
     assert example_of_arms is not None
@@ -206,7 +219,7 @@ def test_commands_of_features_are_parsed(command: str) -> None:
 OWN_PARTS = [
     (page, command)
     for page in PAGES
-    for command in commands_of(page.read_text())
+    for command in commands_of(text_of(page))
     if re.search(r"\.py:(AGGREGATOR|SERVER_OPTIMIZER|SELECTOR|SAMPLER)\b|drift\.py", command)
 ]
 
@@ -217,7 +230,7 @@ def test_own_parts_of_the_pages_run(
 ) -> None:
     """As a user would: the file as it stands, the command, and resumed."""
     monkeypatch.chdir(tmp_path)
-    for name, example in own_files(page.read_text()).items():
+    for name, example in own_files(text_of(page)).items():
         (tmp_path / name).write_text(example, encoding="utf-8")
     words = [*shlex.split(command), "--clients", "4", "--out", "o", "--hidden", "8"]
     assert run_app(words) == 0
@@ -238,9 +251,7 @@ def toml_examples() -> list[str]:
     return [
         example
         for page in PAGES
-        for example in re.findall(
-            r"^```toml\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL
-        )
+        for example in re.findall(r"^```toml\n(.*?)^```", text_of(page), re.MULTILINE | re.DOTALL)
     ]
 
 
