@@ -3,7 +3,7 @@
 Shows: a server program and the parts that it reuses; `sg.run(method=METHOD)`; what it costs. A
 median is not pulled away by a few broken clients; where none is, it may lose to the mean.
 `--aggregator median` does so for all methods that average; here it shows a round of your own.
-docs/methods.md tells the rest.
+docs/reference/method_interface.md has all rules.
 
 D. Yin, Y. Chen, K. Ramchandran, P. Bartlett: "Byzantine-robust distributed learning: towards
 optimal statistical rates", ICML 2018, algorithm 1 with medians, here of weights.

@@ -43,7 +43,7 @@ from silograph.graph.silos.data import Silo
 from silograph.graph.silos.read import read_silo
 from silos import config_of, federate, folders
 
-PAGE = Path(__file__).parents[2] / "docs" / "methods.md"
+PAGE = Path(__file__).parents[2] / "docs" / "reference" / "method_interface.md"
 PLAIN = ServerSettings("127.0.0.1:0", insecure=True, patience=600)
 BASE: dict[str, Any] = {"partition": "random", "rounds": 2, "hidden": 8, "split": "0.4/0.3/0.3"}
 MakeGraph = Callable[..., Graph]
@@ -369,7 +369,7 @@ def test_a_silo_shows_what_it_allowed(silo: Silo, here: Path) -> None:
         f"allowed near.py with digest {near}: methods NEAR, SILENT, ROWS",
         "near.py:NEAR sends control, evaluation, weights by default",
         "near.py:SILENT cannot run at silos: it does not declare what it calls: give it "
-        "calls=Calls(setup=..., round=..., state=...), as docs/methods.md shows",
+        "calls=Calls(setup=..., round=..., state=...), as docs/reference/method_interface.md shows",
         lines[5],
         f"allowed net.py with digest {net}: models Net",
     ]

@@ -307,8 +307,8 @@ def test_over_a_session_it_goes_on_without_a_silo(make_graph: MakeGraph) -> None
 
 def test_the_selector_of_the_docs(make_graph: MakeGraph, monkeypatch: pytest.MonkeyPatch) -> None:
     """All take part once; then those whose loss was the largest."""
-    page = (Path(__file__).parents[2] / "docs" / "methods.md").read_text(encoding="utf-8")
-    code = page.partition("# largest_loss.py")[2].partition("```")[0]
+    page = Path(__file__).parents[2] / "docs" / "how_to" / "write_a_selector.md"
+    code = page.read_text(encoding="utf-8").partition("# largest_loss.py")[2].partition("```")[0]
     scope: dict[str, Any] = {"__name__": __name__}
     exec(code, scope)
     monkeypatch.setitem(SELECTORS, "largest_loss", scope["SELECTOR"])

@@ -5,7 +5,8 @@ compute, from shapes and numbers of stored entries. So only what is computed is 
 rows that a block has dropped or gradients that are not needed.
 
 A multiplication with an addition counts 2, any other operation on a value 1. Work of the backward
-pass is reported by the forward operation whose gradient it is. The table is in docs/ledger.md.
+pass is reported by the forward operation whose gradient it is. docs/explanation/ledger.md has the
+table.
 
 The meter is a context variable: it is seen only inside the op that the engine runs, and what an op
 returns does not depend on it.

@@ -45,7 +45,7 @@ from silograph.nn.own_module import Make
 
 NO_CALLS = (
     "it does not declare what it calls: give it calls=Calls(setup=..., round=..., state=...), as "
-    "docs/methods.md shows"
+    "docs/reference/method_interface.md shows"
 )
 
 

@@ -334,7 +334,7 @@ STRICT_POLICY = """\
 methods = ["fedavg", "fedacs", "fedmf", "fedopt", "fedprox", "scaffold", "fedper", "gcfl",
     "gcflplus", "fedsage_local", "local"]
 
-# Kinds of what may leave in calls, as the ledger names them (docs/ledger.md).
+# Kinds of what may leave in calls, as the ledger names them (docs/explanation/ledger.md).
 kinds = ["control", "evaluation", "weights"]
 
 # Most bytes that leave in a run, all repeated rounds counted; 500, "20 MB", "1.5GB".

@@ -134,7 +134,7 @@ def specs_of(cls: type, cfg: Any, number: int = 0) -> dict[str, FieldSpec]:
         if own is None:
             raise ConfigError(
                 f"expected Annotated[TYPE, SPECS] for {field.attribute} of {cls.__name__}, so that "
-                "both ends can check it, got no specs: see docs/methods.md"
+                "both ends can check it, got no specs: see docs/reference/method_interface.md"
             )
         own = {field.attribute: own} if isinstance(own, FieldSpec) else own
         prefix = field.name.removesuffix(field.attribute)

@@ -386,7 +386,7 @@ def calls(*parts: Part) -> Callable[[Function], Function]:
         if not isinstance(part, CallGroup) and not hasattr(part, "declaration"):
             raise ConfigError(
                 f"expected ops that @op(KIND) has made, got {getattr(part, '__name__', part)}: see "
-                "docs/methods.md"
+                "docs/reference/method_interface.md"
             )
 
     def mark(function: Function) -> Function:

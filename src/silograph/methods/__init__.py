@@ -1,4 +1,7 @@
-"""The methods, by the name users give; and all that it takes to write another (docs/methods.md)."""
+"""The methods, by the name users give; and all that it takes to write another.
+
+docs/reference/method_interface.md describes the latter.
+"""
 
 import copyreg
 from collections.abc import Callable, Mapping

@@ -669,7 +669,7 @@ def program(
         if not order_of(function):
             raise ConfigError(
                 f"expected @calls(...) above {getattr(function, '__name__', 'a round')}, with the "
-                "ops that it calls in their order, got none: see docs/methods.md"
+                "ops that it calls in their order, got none: see docs/reference/method_interface.md"
             )
     *_, last = ops_in(order_of(round_))
     remaining = declared_fields(last.declaration.after)

@@ -8,7 +8,7 @@ number leaves a client:
   order of the nodes in a bin. They are the mean of scikit-learn's scores over all these orders.
 - The Brier score and the calibration error are scikit-learn's if each node has the probability in
   the middle of its bin. It is off by at most half the bin's width, so these scores differ from
-  exact ones by about as much at most; `docs/results.md` has the widths.
+  exact ones by about as much at most; `docs/reference/metrics.md` has the widths.
 
 Of two classes one is positive, and scores are of this one. Of more classes, and of several label
 bits, they are the mean over the classes, each against the rest; the Brier score of several classes

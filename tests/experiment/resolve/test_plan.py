@@ -136,7 +136,8 @@ def test_a_run_says_what_of_it_is_not_compiled(
 ) -> None:
     go(make_graph(), rounds=1, progress="plain", model="gin")
     (line,) = lines_on_kernels(capsys)
-    assert line.startswith("model gin is not compiled; docs/speed.md lists what is compiled")
+    page = "docs/explanation/performance.md"
+    assert line.startswith(f"model gin is not compiled; {page} lists what is compiled")
     go(make_graph(), rounds=1, progress="plain")
     assert not lines_on_kernels(capsys)
 

@@ -26,7 +26,7 @@ from silograph.core.errors import ConfigError
 from silograph.experiment.resolve.user_code import import_spec
 from silograph.methods import FEDAVG, Method, Needs, Proximal
 
-PAGE = Path(__file__).parents[3] / "docs" / "methods.md"
+PAGE = Path(__file__).parents[3] / "docs" / "reference" / "method_interface.md"
 OWN = replace(FEDAVG, name="own", needs=Needs(corrections=lambda _: (Proximal(0.5),)))
 
 

@@ -156,7 +156,10 @@ def explain_torch_kernels(
     warning = f"torch kernels, which are slower than compiled ones: {' '.join(reason.split())}"
     if why_not_compiled(training) is None:
         return warning  # what this machine lacks; the reason says how to mend it
-    return f"{warning}; docs/speed.md lists what is compiled, and kernels=torch drops this line"
+    return (
+        f"{warning}; docs/explanation/performance.md lists what is compiled, and kernels=torch "
+        "drops this line"
+    )
 
 
 def client_bytes(
