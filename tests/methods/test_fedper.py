@@ -119,7 +119,9 @@ def test_with_nothing_private_it_is_fedavg_bit_for_bit(
     make_graph: MakeGraph, kernels: str, steps: str
 ) -> None:
     """All but the bytes of the ops' names; FedAvg is scored as FedPer is."""
-    graph, options = make_graph(sparse=True), {"kernels": kernels, **STEPS_OF[steps]}
+    graph = make_graph(sparse=True)
+    options: dict[str, Any] = {"optimizer": "adam", "local_epochs": 1, "server_optimizer": "none"}
+    options |= {"kernels": kernels, **STEPS_OF[steps]}
     fedavg = go(graph, method=AVERAGE, **options)
     fedper = go(graph, method="fedper", options={"private": 0}, **options)
     assert same_bits(weights_of(fedper), weights_of(fedavg))

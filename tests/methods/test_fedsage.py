@@ -162,12 +162,12 @@ def test_answers_pull_to_the_nearest_row(make_graph: MakeGraph, cut_block: CutBl
 
 
 @pytest.mark.parametrize("options", [{"hidden": 0.0}, {"most": 0}, {"generator_epochs": 0}])
-def test_nothing_generated_is_fedavg(make_graph: MakeGraph, options: dict[str, Any]) -> None:
+def test_nothing_generated_is_fedopt(make_graph: MakeGraph, options: dict[str, Any]) -> None:
     """No hidden node, no neighbor allowed, or a predictor that says 0: weights bit for bit."""
     graph = make_graph(60, sparse=True)
     own = {**QUICK, "cross_epochs": 0, **options}
     ours = go(graph, method="fedsage_local", model="sage", options=own)
-    theirs = go(graph, method="fedavg", model="sage")
+    theirs = go(graph, method="fedopt", model="sage")
     assert same_bits(weights_of(ours), weights_of(theirs))
     assert [r["val_server_loss"] for r in rows_of(ours)] == [
         r["val_server_loss"] for r in rows_of(theirs)

@@ -332,7 +332,7 @@ def again_of(line: Line) -> Cell:
         named = (labels[p] for p in ("dataset", "row", "seed", "damping"))
         return profiles.cell_of(*named, ranked=labels["ranked"])
     if set(labels) == {"dataset", "clients", "method", "sampler", "seed"}:
-        place = labels["dataset"], labels["clients"]
+        place: Any = labels["dataset"], labels["clients"]
         return small_k.cell_of(place, labels["method"], labels["sampler"], labels["seed"])
     if "ratio" in labels:
         named = (labels[p] for p in ("dataset", "ratio", "unbiased", "seed"))
