@@ -102,11 +102,20 @@ RECIPE = Recipe(
 <!-- scores -->
 <!-- scores -->
 
-Mean test accuracy over clients in percent, of the clients' own models at the best validation round;
-differences from uniform draws in points, paired by seed, mean ± standard error. Protocol of
-[table 1](table1.md), but 8 neighbors a layer and step where that page has 32. *as printed*: the
-paper's credit and score; *gate*: `neighbors.credit=gate neighbors.score=odds
-neighbors.evaluate=weighted`.
+The cells of FedGrAINS' table 1 with 8 neighbors a layer and step, so that most candidates are left
+out, by the paper's rule (*as printed*) and by gate credit, beside uniform draws of as many. Figures
+are mean test accuracies over clients in percent, of the clients' own models at the best validation
+round; differences from uniform draws are in points, paired by seed. Where they are within a point,
+draw uniformly: it costs no network.
+
+## How it was measured
+
+Protocol of [table 1](table1.md), with k of 8 where that page has 32. *gate* is
+`neighbors.credit=gate neighbors.score=odds neighbors.evaluate=weighted`.
+
+## Limits
+
+- Cells that have not run are named below.
 
 <!-- again -->
 <!-- again -->

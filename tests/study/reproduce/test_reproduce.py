@@ -332,8 +332,8 @@ def again_of(line: Line) -> Cell:
         named = (labels[p] for p in ("dataset", "row", "seed", "damping"))
         return profiles.cell_of(*named, ranked=labels["ranked"])
     if set(labels) == {"dataset", "clients", "method", "sampler", "seed"}:
-        place: Any = labels["dataset"], labels["clients"]
-        return small_k.cell_of(place, labels["method"], labels["sampler"], labels["seed"])
+        cut: Any = labels["dataset"], labels["clients"]
+        return small_k.cell_of(cut, labels["method"], labels["sampler"], labels["seed"])
     if "ratio" in labels:
         named = (labels[p] for p in ("dataset", "ratio", "unbiased", "seed"))
         return unbiased.cell_of(*named)
