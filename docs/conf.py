@@ -1,5 +1,6 @@
 """The documentation site: `make docs` builds it into docs/_build/html/VERSION."""
 
+import os
 import re
 import sys
 from pathlib import Path
@@ -32,9 +33,12 @@ html_show_sourcelink = False
 myst_enable_extensions = ["colon_fence", "deflist", "dollarmath"]
 myst_heading_anchors = 4
 nb_execution_mode = "cache"
+nb_execution_in_temp = True  # what a notebook writes is gone afterwards
 nb_execution_raise_on_error = True
 nb_execution_timeout = 300
 nb_merge_streams = True
+# Cells of tutorials run `silograph`, also where its environment is not activated.
+os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
 autodoc_typehints = "description"
 autodoc_typehints_description_target = "documented"
 autodoc_member_order = "bysource"
