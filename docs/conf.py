@@ -4,7 +4,9 @@ import os
 import re
 import sys
 from pathlib import Path
+from typing import Any
 
+import myst_nb.core.render
 from sphinx.application import Sphinx
 
 import silograph
@@ -58,7 +60,25 @@ def name_outside_files(app: Sphinx, name: str, source: list[str]) -> None:
     source[0] = OUTSIDE.sub(r"\1 (`\2`)", source[0])
 
 
+def join_streams(outputs: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Join the pieces of 100 bytes in which shell cells print; myst-nb would break lines there."""
+    joined: list[dict[str, Any]] = []
+    names = dict.fromkeys(("stdout", "stderr"), "")
+    for output in outputs:
+        if output["output_type"] == "stream":
+            names[output["name"]] += output["text"]
+        else:
+            joined.append(output)
+    streams = [
+        {"output_type": "stream", "name": name, "text": text}
+        for name, text in names.items()
+        if text
+    ]
+    return streams + joined
+
+
 def setup(app: Sphinx) -> None:
     """Write what follows from the code, and connect to the build."""
     write_reference(HERE / "reference")
+    myst_nb.core.render.coalesce_streams = join_streams
     app.connect("source-read", name_outside_files)
