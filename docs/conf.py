@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import myst_nb.core.render
+from nbformat.v4 import new_output
 from sphinx.application import Sphinx
 
 import silograph
@@ -60,20 +61,16 @@ def name_outside_files(app: Sphinx, name: str, source: list[str]) -> None:
     source[0] = OUTSIDE.sub(r"\1 (`\2`)", source[0])
 
 
-def join_streams(outputs: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def join_streams(outputs: list[Any]) -> list[Any]:
     """Join the pieces of 100 bytes in which shell cells print; myst-nb would break lines there."""
-    joined: list[dict[str, Any]] = []
+    joined: list[Any] = []
     names = dict.fromkeys(("stdout", "stderr"), "")
     for output in outputs:
         if output["output_type"] == "stream":
             names[output["name"]] += output["text"]
         else:
             joined.append(output)
-    streams = [
-        {"output_type": "stream", "name": name, "text": text}
-        for name, text in names.items()
-        if text
-    ]
+    streams = [new_output("stream", name=n, text=text) for n, text in names.items() if text]
     return streams + joined
 
 
