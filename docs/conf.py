@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import myst_nb.core.render
+from docutils import nodes
+from docutils.utils.math.latex2mathml import tex2mathml
 from nbformat.v4 import new_output
 from sphinx.application import Sphinx
 
@@ -35,6 +37,7 @@ html_js_files = ["filter.js"]
 html_show_sourcelink = False
 myst_enable_extensions = ["colon_fence", "deflist", "dollarmath"]
 myst_heading_anchors = 4
+html_math_renderer = "mathml"  # browsers know it; MathJax would be loaded from another host
 nb_execution_mode = "cache"
 nb_execution_in_temp = True  # what a notebook writes is gone afterwards
 nb_execution_raise_on_error = True
@@ -74,8 +77,21 @@ def join_streams(outputs: list[Any]) -> list[Any]:
     return streams + joined
 
 
+def write_inline_math(translator: Any, node: nodes.math) -> None:
+    """Write a formula within a line as MathML."""
+    translator.body.append(tex2mathml(node.astext()))
+    raise nodes.SkipNode
+
+
+def write_math_block(translator: Any, node: nodes.math_block) -> None:
+    """Write a formula with a line of its own as MathML."""
+    translator.body.append(f'<div class="math">{tex2mathml(node.astext(), as_block=True)}</div>')
+    raise nodes.SkipNode
+
+
 def setup(app: Sphinx) -> None:
     """Write what follows from the code, and connect to the build."""
     write_reference(HERE / "reference")
     myst_nb.core.render.coalesce_streams = join_streams
+    app.add_html_math_renderer("mathml", (write_inline_math, None), (write_math_block, None))
     app.connect("source-read", name_outside_files)
