@@ -1,49 +1,38 @@
-"""A method of your own: FedAvg with the median of the clients' weights in place of their mean.
+"""A method of your own: the median of the clients' weights in place of their mean.
 
-Shows: a server program and the parts that it reuses; `sg.run(method=METHOD)`; what it costs. A
-median is not pulled away by a few broken clients; where none is, it may lose to the mean.
-`--aggregator median` does so for all methods that average; here it shows a round of your own.
-docs/reference/method_interface.md has all rules.
-
-D. Yin, Y. Chen, K. Ramchandran, P. Bartlett: "Byzantine-robust distributed learning: towards
-optimal statistical rates", ICML 2018, algorithm 1 with medians, here of weights.
+Shows: a round at the server, with the parts of FedAvg; `sg.run(method=METHOD)`. A median is not
+moved far by a few broken clients (Yin et al., "Byzantine-robust distributed learning", ICML 2018,
+algorithm 1). `--aggregator median` has it for every method that averages.
 """
 
 from dataclasses import replace
 from typing import Any
 
 import silograph as sg
-from silograph.methods import (
-    FEDAVG,
-    GlobalModel,
-    RoundReport,
-    Server,
-    ServerState,
-    calls,
-    program,
-    train,
-)
+from silograph import methods as m
 
 
-@calls(train)
-def median_round(server: Server[Any], state: ServerState) -> tuple[ServerState, RoundReport]:
-    """Train at the selected clients, take the median of every weight over those that could."""
+@m.calls(m.train)
+def median_round(
+    server: m.Server[Any], state: m.ServerState
+) -> tuple[m.ServerState, m.RoundReport]:
+    """Train at the selected clients, and take the median of every weight over them."""
     assert state.weights is not None  # set by FedAvg's set-up
     client_ids = server.select()
-    replies = server.gather(train, GlobalModel(state.weights), to=client_ids)
-    trained = replies["nodes"] > 0
+    replies = server.gather(m.train, m.GlobalModel(state.weights), to=client_ids)
+    trained = replies["nodes"] > 0  # clients with training nodes
     weights = {name: replies[f"weights/{name}"][trained].median(0).values for name in state.weights}
-    return ServerState(weights, state.memory), server.report(client_ids, replies, trained)
+    return m.ServerState(weights, state.memory), server.report(client_ids, replies, trained)
 
 
 METHOD = replace(
-    FEDAVG, name="median", title="median of clients", **program(median_round), cautions=()
+    m.FEDAVG, name="median", title="median of clients", **m.program(median_round), cautions=()
 )
 
-graph = sg.load("digits")
-print(graph)
-for method in (FEDAVG, METHOD):
-    result = sg.run(graph, method=method, clients=6, partition="random", rounds=20)
-    scores = result.test.server
-    assert scores is not None
-    print(f"{method.name}: accuracy {scores.accuracy:.4f}, {result.bytes / 1e6:.2f} MB")
+if __name__ == "__main__":
+    graph = sg.load("digits")
+    print(graph)
+    for method in (m.FEDAVG, METHOD):
+        result = sg.run(graph, method=method, clients=6, partition="random", rounds=20)
+        assert result.test.server is not None
+        print(f"{method.name}: accuracy {result.test.server.accuracy:.4f}")

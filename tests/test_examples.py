@@ -28,7 +28,9 @@ def test_every_example_is_listed_and_says_what_it_shows() -> None:
     listed = (ROOT / "README.md").read_text()
     for name in SCRIPTS:
         assert f"]({name})" in listed
-        assert "\nShows: " in (ROOT / name).read_text()
+        text = (ROOT / name).read_text()
+        assert "\nShows: " in text
+        assert len(text.splitlines()) <= 40
 
 
 @pytest.mark.parametrize("participation", [0.5, 1.0])

@@ -23,7 +23,7 @@ from silograph.core.run_file import read_toml
 from silograph.experiment.report.reading import size_text
 from silograph.experiment.run import result as make_result
 from silograph.experiment.run.run import run
-from silograph.experiment.terminal_table import console_to, print_number_table
+from silograph.experiment.terminal_table import console_to, print_number_table, printed_text
 from silograph.graph.datasets import DATASETS
 from silograph.methods import FEDAIS, METHODS
 
@@ -54,6 +54,13 @@ def test_json_is_one_object_and_nothing_else(work: Path, capsys: Capture) -> Non
     assert folder.name.startswith("g-fedavg-2")
     written = json.loads((folder / "result.json").read_text(encoding="utf-8"))
     assert {k: written[k] for k in RESULT_KEYS} == values
+
+
+def test_text_is_text_in_a_notebook(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
+    """There rich shows what is printed at once, so `print(result)` printed an empty line."""
+    monkeypatch.setattr("rich.console._is_jupyter", lambda: True)
+    assert printed_text(lambda console: console.print("accuracy"), 80) == "accuracy"
+    assert capsys.readouterr().out == ""
 
 
 def test_json_where_a_view_does_not_exist(capsys: Capture) -> None:

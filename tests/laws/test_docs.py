@@ -96,6 +96,7 @@ def own_files(text: str) -> dict[str, str]:
 
 def commands_of(text: str) -> list[str]:
     """Every `silograph` command of code blocks, inline code and recipes, on one line each."""
+    text = re.sub(r"^```\{.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL)  # run by the build
     code = re.findall(r"^```\w*\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
     rest = re.sub(r"^```\w*\n.*?^```", "", text, flags=re.MULTILINE | re.DOTALL)
     code += [inline.replace("\n", " ") for inline in re.findall(r"`(silograph [^`]*)`", rest)]

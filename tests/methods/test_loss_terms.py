@@ -1,5 +1,6 @@
-"""Laws of terms of the local loss, and of MOON and FedProto, examples that have one."""
+"""Laws of terms of the local loss, and of MOON of the tutorial and FedProto, which have one."""
 
+import re
 import runpy
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -30,8 +31,10 @@ from silograph.methods import (
     op,
 )
 
-MOON = Path(__file__).parents[2] / "examples" / "moon.py"
-PROTO = MOON.with_name("fedproto.py")
+TESTS = Path(__file__).parents[1]
+PROTO = TESTS / "fedproto.py"
+TUTORIAL = (TESTS.parent / "docs" / "tutorials" / "own_parts.md").read_text(encoding="utf-8")
+MOON = re.findall(r"^%%writefile moon\.py\n(.*?)^```", TUTORIAL, re.MULTILINE | re.DOTALL)[0]
 RUN: dict[str, Any] = {
     "clients": 3,
     "partition": "random",
@@ -44,8 +47,10 @@ RUN: dict[str, Any] = {
 
 
 @pytest.fixture(scope="module")
-def moon() -> Method[Any]:
-    method = runpy.run_path(str(MOON))["METHOD"]
+def moon(tmp_path_factory: pytest.TempPathFactory) -> Method[Any]:
+    path = tmp_path_factory.mktemp("tutorial") / "moon.py"
+    path.write_text(MOON, encoding="utf-8")
+    method = runpy.run_path(str(path))["METHOD"]
     assert isinstance(method, Method)
     return method
 
@@ -57,10 +62,10 @@ def close(one: sg.Result, other: sg.Result, atol: float) -> bool:
     return all(torch.allclose(ours[name], w, atol=atol) for name, w in theirs.items())
 
 
-@pytest.mark.parametrize(("path", "lines"), [(MOON, 80), (PROTO, 130)])
-def test_the_example_is_short(path: Path, lines: int) -> None:
+@pytest.mark.parametrize(("code", "lines"), [(MOON, 60), (PROTO.read_text("utf-8"), 125)])
+def test_the_example_is_short(code: str, lines: int) -> None:
     """FedProto has messages of its own, which are declared, so that it runs at silos, too."""
-    assert len(path.read_text(encoding="utf-8").splitlines()) < lines
+    assert len(code.splitlines()) < lines
 
 
 @pytest.fixture(scope="module")

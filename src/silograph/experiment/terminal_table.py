@@ -23,7 +23,10 @@ def console_to(file: IO[str], width: int | None = None) -> Console:
         file: where it prints.
         width: in columns; None: that of the terminal, 80 where there is none.
     """
-    return Console(file=file, width=width, markup=False, emoji=False, highlight=False)
+    # In a notebook rich would show the text beside the file, which then stays empty.
+    return Console(
+        file=file, width=width, markup=False, emoji=False, highlight=False, force_jupyter=False
+    )
 
 
 def printed_text(print_to: Callable[[Console], None], width: int | None) -> str:

@@ -12,7 +12,6 @@ from typing import Annotated, Any
 import torch
 from torch import Tensor
 
-import silograph as sg
 from silograph import methods as m
 
 
@@ -30,7 +29,7 @@ class Pull:
     weight: float
     mean: Tensor
 
-    def of(self, clients: Tensor) -> "Pull":  # noqa: ARG002
+    def of(self, clients: Tensor) -> "Pull":
         """Return the same term: all clients have the same prototypes."""
         return self
 
@@ -118,7 +117,3 @@ METHOD = replace(METHOD, options=ProtoOptions, needs=NEEDS)
 METHOD = replace(
     METHOD, **m.program(train_round, setup=setup, state=m.OwnModel, server_model=False)
 )
-
-if __name__ == "__main__":
-    print(graph := sg.load("digits"))
-    print(sg.run(graph, method=METHOD, clients=4, rounds=5, local_epochs=3, hidden=32))
