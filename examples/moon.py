@@ -1,7 +1,8 @@
 """MOON: embeddings are drawn to those of the server's model, away from the client's last ones.
 
 Shows: a term of the local loss that reads embeddings, and what clients keep between rounds. Silos
-that allow the file run it, too: `silograph silo --allow-code moon.py` (docs/federation.md).
+that allow the file run it, too: `silograph silo --allow-code moon.py`
+(docs/how_to/run_own_code_at_silos.md).
 
 Q. Li, B. He, D. Song: "Model-contrastive federated learning", CVPR 2021, equations 2 and 3. Here
 the embedding is what enters the last layer, without a projection head.

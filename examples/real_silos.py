@@ -3,7 +3,7 @@
 Shows: a graph with a silo column; `partition="silo"`, one client for each silo, with its name;
 what federation gives them over training alone, seen by the same view of both.
 
-Uses the data set `webkb` where `sg.load` finds it (docs/data.md says where it looks), else a small
+Uses the data set `webkb` where `sg.load` finds it (docs/reference/datasets.md), else a small
 graph with a silo column made here, which says nothing about universities.
 """
 

@@ -23,7 +23,7 @@ them go through one map. The degree predictor has no activation and begins at 0;
 none. The generator follows no classification loss. Nodes are compared with all nodes of another
 client, not with a sample. Any model may be trained; the paper's is `sage`.
 
-What the answers reveal is in docs/exchange.md: a real row, exactly if there are two clients.
+The answers reveal real rows, exactly if there are two clients (docs/explanation/privacy.md).
 
 C: clients. n: rows. k: generated rows. F: features.
 """
