@@ -72,7 +72,7 @@ def asked_run(*, nodes: int = 1, silos: int = 1, **options: Any) -> ProposedRun:
 
 def test_the_page_names_every_method_that_sends_rows_and_every_key_of_a_policy() -> None:
     page = POLICY_PAGE.read_text(encoding="utf-8")
-    agreed = page[page.index("## Names for --allow") :]
+    agreed = page[page.index("## Names that need permission") :]
     for name in ABLE:
         assert (f"`{name}`" in agreed) is bool(asked_run(method=name).needs), name
     table = page[: page.index("## Evaluation")]
