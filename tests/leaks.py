@@ -26,8 +26,8 @@ Sent = list[tuple[Envelope, Payload]]
 
 
 def documented() -> dict[str, set[str]]:
-    text = (ROOT / "docs" / "exchange.md").read_text(encoding="utf-8")
-    table = text.partition("## What leaves a silo")[2].partition("## ")[0]
+    text = (ROOT / "docs" / "reference" / "what_leaves_a_silo.md").read_text(encoding="utf-8")
+    table = text.partition("## In training")[2].partition("## ")[0]
     return {name: set(kinds.split(", ")) for name, kinds in TABLE.findall(table)}
 
 

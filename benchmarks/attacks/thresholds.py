@@ -59,7 +59,7 @@ bias is the distance of logits from those of centralized training. The last five
 shares of nodes whose features or labels the server finds. *Features, edges known* is for a server
 that knows the edges of the silos. *Labels alone* are those of nodes that alone contribute to a row,
 and *labels, same class* also those of nodes among others of their class. *Right* is the share of
-those labels that are correct. [Attacks](../../docs/attacks.md) explains each of them.
+those labels that are correct. [Attacks](../../docs/explanation/privacy.md) explains each of them.
 
 ## All figures
 

@@ -60,7 +60,7 @@ Up to 100 silos have nodes of Cora that are drawn at random, with the edges amon
 crafted weights* is the share of training nodes whose input of the first layer the server finds to
 1e-3, after one local step of SGD. That input is a GCN's sum over the neighbors at the silo. *Words
 that occur* is the share of the words that occur at silos which the first weights show.
-[Attacks](../../docs/attacks.md) explains both attacks.
+[Attacks](../../docs/explanation/privacy.md) explains both attacks.
 
 ## All figures
 

@@ -17,7 +17,9 @@ from silograph.cli.flags import app
 ROOT = Path(__file__).parents[2]
 FILES = ROOT / "examples" / "deploy"
 UNITS = ["silograph-server.service", "silograph-silo.service"]
-PAGES = [ROOT / "docs" / name for name in ("deployment.md", "federation.md")]
+HOW_TO = ROOT / "docs" / "how_to"
+PAGES = sorted(HOW_TO.glob("*.md"))
+DEPLOYMENT = HOW_TO / "deploy_a_server.md"
 COMMAND = re.compile(r"\bsilograph ((?:server|silo|certs|export-silos|predict)\b[^`\n#>]*)")
 INSTRUCTIONS = [
     "ARG",
@@ -135,12 +137,12 @@ def test_commands_of_the_pages_exist(
 
 def test_the_container_starts_the_server() -> None:
     """The flags behind `silograph-serve` are those of the server."""
-    text = (ROOT / "docs" / "deployment.md").read_text().replace("\\\n", " ")
+    text = DEPLOYMENT.read_text().replace("\\\n", " ")
     (flags,) = re.findall(r"--entrypoint silograph-serve silograph (.*)", text)
     parsed(["server", *shlex.split(flags)])
 
 
 def test_every_file_is_on_the_page() -> None:
-    text = (ROOT / "docs" / "deployment.md").read_text()
+    text = DEPLOYMENT.read_text()
     for file in FILES.iterdir():
-        assert f"(../examples/deploy/{file.name})" in text
+        assert f"(../../examples/deploy/{file.name})" in text

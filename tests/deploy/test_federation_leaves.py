@@ -60,7 +60,8 @@ def frame_of(message: Message) -> tuple[Envelope, Payload] | None:
             assert message.type is Type.DONE
             told = message.facts()  # how many nodes train, validate and test, after START
             assert told.keys() <= {"nodes"}
-            numbers = {"train", "val", "test", "rows", "edges"}  # docs/exchange.md
+            # docs/reference/what_leaves_a_silo.md
+            numbers = {"train", "val", "test", "rows", "edges"}
             assert told.get("nodes", {}).keys() <= numbers
     return None
 

@@ -1,4 +1,4 @@
-"""From raw tables to predictions by the commands of docs/prepare.md: no step needs own code."""
+"""From raw tables to predictions without own code (docs/how_to/prepare_tables.md)."""
 
 import re
 from pathlib import Path

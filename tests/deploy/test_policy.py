@@ -55,6 +55,7 @@ SCHEMA = Schema(7, 3, "multiclass", ())
 ABLE = [name for name, method in METHODS.items() if method.setting.at_server is None]
 QUICK = ("fedavg", "label_guided", "fedais")
 WEIGHTS_ONLY = ("control", "evaluation", "weights")
+POLICY_PAGE = Path(__file__).parents[2] / "docs" / "reference" / "policy.md"
 
 
 def asked_run(*, nodes: int = 1, silos: int = 1, **options: Any) -> ProposedRun:
@@ -70,11 +71,11 @@ def asked_run(*, nodes: int = 1, silos: int = 1, **options: Any) -> ProposedRun:
 
 
 def test_the_page_names_every_method_that_sends_rows_and_every_key_of_a_policy() -> None:
-    page = (Path(__file__).parents[2] / "docs" / "federation.md").read_text()
-    agreed = page[page.index("## What a silo agrees to") : page.index("## The silo's policy")]
+    page = POLICY_PAGE.read_text(encoding="utf-8")
+    agreed = page[page.index("## Names that need permission") :]
     for name in ABLE:
         assert (f"`{name}`" in agreed) is bool(asked_run(method=name).needs), name
-    table = page[page.index("## The silo's policy") : page.index("## The audit file")]
+    table = page[: page.index("## Evaluation")]
     keys = {line.split("|")[1] for line in table.splitlines() if line.startswith("| `")}
     strict = tomllib.loads(STRICT_POLICY)
     nested = {f"[{name}]" for name, value in strict.items() if isinstance(value, dict)}
@@ -87,7 +88,7 @@ def test_no_policy_is_what_held_before() -> None:
     asked = asked_run(method="bns")
     assert why_refused(NO_POLICY, asked) == (
         "this silo has not agreed to bns, which sends rows of single nodes through the server "
-        "(docs/exchange.md): start it with --allow bns, or leave the run"
+        "(docs/reference/policy.md): start it with --allow bns, or leave the run"
     )
     assert why_refused(NO_POLICY, dataclasses.replace(asked, allow=("bns",))) is None
     assert why_refused(SiloPolicy(methods=("bns",)), asked) is None
@@ -310,12 +311,12 @@ def test_which_features_occur_is_allowed_by_a_name_of_its_own() -> None:
     line = "this silo has not agreed to features, which says which features occur at a silo"
     assert str(why_refused(NO_POLICY, named)).startswith(line)
     assert str(why_refused(NO_POLICY, named)).endswith(
-        " (docs/exchange.md): start it with --allow fedavg,features, or leave the run"
+        " (docs/reference/policy.md): start it with --allow fedavg,features, or leave the run"
     )
     assert why_refused(NO_POLICY, asked) == (
         "this silo has not agreed to fedavg, which sends rows of single nodes through the server, "
-        "nor to features, which says which features occur at a silo (docs/exchange.md): start it "
-        "with --allow fedavg,features, or leave the run"
+        "nor to features, which says which features occur at a silo (docs/reference/policy.md): "
+        "start it with --allow fedavg,features, or leave the run"
     )
     assert why_refused(SiloPolicy(methods=("local",)), asked) == (
         "expected one of local by this silo's policy.toml, got fedavg and features: add them to "
@@ -329,9 +330,9 @@ def test_which_features_occur_is_allowed_by_a_name_of_its_own() -> None:
 
 
 def test_the_docs_name_all_that_sends_rows() -> None:
-    """The list in docs/federation.md is that of the methods; `collect` goes with any."""
-    page = (Path(__file__).parents[2] / "docs" / "federation.md").read_text(encoding="utf-8")
-    (listed,) = re.findall(r"With their default options these are ([^.]*)\.", page)
+    """The list in docs/reference/policy.md is that of the methods; `collect` goes with any."""
+    page = POLICY_PAGE.read_text(encoding="utf-8")
+    (listed,) = re.findall(r"These send rows of single nodes by default: ([^.]*)\.", page)
     assert sorted(re.findall(r"`([a-z]\w*)`", listed)) == sorted(
         [*(name for name in ABLE if asked_run(method=name).needs), "collect"]
     )

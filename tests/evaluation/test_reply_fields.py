@@ -1,4 +1,4 @@
-"""docs/exchange.md lists every field of replies of evaluation, and no other."""
+"""docs/reference/what_leaves_a_silo.md lists every field of replies of evaluation, and no other."""
 
 import re
 from pathlib import Path
@@ -13,7 +13,7 @@ from silograph.task.counts import CountRules
 
 RULES = CountRules(5, val_histogram=True)
 FORMS: tuple[LabelForm, ...] = ("multiclass", "multilabel", "node_value", "rating")
-PAGE = Path(__file__).parents[2] / "docs" / "exchange.md"
+PAGE = Path(__file__).parents[2] / "docs" / "reference" / "what_leaves_a_silo.md"
 SIZES = {"": (), "K": (3,), "K, 2, 255": (3, 2, 255)}
 
 

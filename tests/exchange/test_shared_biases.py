@@ -159,7 +159,7 @@ def test_rows_of_fewer_silos_stay_where_they_are(
 def test_a_server_that_makes_up_biases_learns_who_rated_what(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """What docs/exchange.md says: powers of two as biases of items add up to the rated ones."""
+    """docs/reference/what_leaves_a_silo.md: powers of two as biases show rated items."""
     call = InProcess.call
     learned: list[list[set[int]]] = []
 

@@ -102,7 +102,7 @@ def test_features_are_found_where_they_do_leave(
 
 @pytest.mark.parametrize(("how", "percent"), [("random", 65), ("metis", 71)])
 def test_slots_of_pubmed_that_one_row_touches(how: str, percent: int) -> None:
-    """The figures of docs/exchange.md."""
+    """The figures of docs/explanation/privacy.md."""
     shared = ROOT.parent / "shared" / "data"
     if not shared.exists():
         pytest.skip("needs PubMed in ../shared/data")
@@ -111,7 +111,9 @@ def test_slots_of_pubmed_that_one_row_touches(how: str, percent: int) -> None:
     _, halo, _ = connect(graph, partition)
     touching = torch.bincount(halo.adj.indices.long(), minlength=halo.adj.num_cols)
     assert round(100 * float((touching == 1).double().mean())) == percent
-    assert f"{percent} %" in (ROOT / "docs" / "exchange.md").read_text(encoding="utf-8")
+    assert f"{percent} %" in (ROOT / "docs" / "explanation" / "privacy.md").read_text(
+        encoding="utf-8"
+    )
 
 
 def test_only_the_exchange_lets_rows_through() -> None:
@@ -125,7 +127,7 @@ def test_features_can_be_worked_out_from_single_partial_sums(
     cut_block: Callable[..., tuple[ClientBlock, Route]],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The server solves message = scale x W for x, from four steps; docs/exchange.md says so."""
+    """The server solves message = scale x W for x in four steps (docs/explanation/privacy.md)."""
     block, route = cut_block(make_graph(40), 4)
     cfg = MethodConfig(
         Model("gcn", 7, 4, 3, 2, 0.0, "multiclass"),

@@ -324,7 +324,7 @@ def overheard(
 def test_answers_give_a_real_row_where_there_are_two_clients(
     make_graph: MakeGraph, cut_block: CutBlock, monkeypatch: pytest.MonkeyPatch, clients: int
 ) -> None:
-    """X - gradient / 2 is a node's features, to the last bits; docs/exchange.md says so.
+    """X - gradient / 2 is a node's features, to the last bits; docs/explanation/privacy.md says so.
 
     The server and the client that showed x both know x and the sum of the answers. With three
     clients the same formula gives the sum of two nodes' features less x.

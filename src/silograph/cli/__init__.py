@@ -304,7 +304,7 @@ def attack_command(
     inputs: CommandInputs,
     json: Annotated[bool, flag("--json", "print the findings as one JSON object")] = False,
 ) -> None:
-    """Simulate a run, and show what its server recovers of the silos' data; see docs/attacks.md."""
+    """Simulate a run, and show what its server recovers of the silos' data."""
     from silograph.cli.printing import print_findings
     from silograph.experiment.run.result_folder import default_folder
     from silograph.study.attack import attack, write_findings

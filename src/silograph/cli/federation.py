@@ -313,13 +313,13 @@ def _typed_words() -> dict[str, list[str]]:
 class SiloFlags:
     """Flags of a silo."""
 
-    data: Annotated[Path, flag("--data", "the silo's folder (docs/silos.md)")]
+    data: Annotated[Path, flag("--data", "the silo's folder (docs/reference/silo_folder.md)")]
     server: Annotated[str | None, flag("--server", "HOST:PORT of the server")] = None
     init_policy: Annotated[
         bool,
         flag(
             "--init-policy",
-            "write a strict DATA/policy.toml with comments, and stop (docs/federation.md)",
+            "write a strict DATA/policy.toml with comments, and stop (docs/reference/policy.md)",
         ),
     ] = False
     make_key: Annotated[
@@ -367,7 +367,7 @@ class SiloFlags:
             "methods with rows of single nodes that this silo agrees to, besides those that "
             "send weights and counts only: label_guided, bns, cagnet, fedgraph, fedsageplus, "
             "fedais and its presets, collect, items, users, features, or own.py:METHOD, separated "
-            "by commas (docs/federation.md says what each sends)",
+            "by commas (docs/reference/policy.md says what each sends)",
         ),
     ] = None
     allow_code: Annotated[
@@ -375,7 +375,7 @@ class SiloFlags:
         flag(
             "--allow-code",
             "FILE.py or package.module with methods or models that the server may name; its "
-            "code runs here (repeatable; docs/federation.md)",
+            "code runs here (repeatable; docs/how_to/run_own_code_at_silos.md)",
         ),
     ] = None
     result: Annotated[

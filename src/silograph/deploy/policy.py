@@ -230,7 +230,7 @@ def _missing_permissions(policy: SiloPolicy, run: ProposedRun) -> Iterator[str]:
     if missing:
         sends = ", nor to ".join(f"{name}, which {SENDS.get(name, ROWS)}" for name in missing)
         yield (
-            f"this silo has not agreed to {sends} (docs/exchange.md): start it with "
+            f"this silo has not agreed to {sends} (docs/reference/policy.md): start it with "
             f"{flag(run.needs)}, or leave the run"
         )
 
@@ -326,11 +326,12 @@ def _value_text(key: str, value: Any) -> str:
 STRICT_POLICY = """\
 # The policy of this silo: what it agrees to, whatever a server asks for.
 # It is read when the silo starts, and holds for all of its runs. A key that is left out sets no
-# limit. What the silo has sent is in audit.jsonl (silograph audit FILE). See docs/federation.md.
+# limit. What the silo has sent is in audit.jsonl (silograph audit FILE).
+# docs/reference/policy.md explains the keys.
 
 # Methods that may run; "own_heads.py:METHOD" for one of your own. Those below send weights, losses
-# and counts. A method that sends rows of single nodes (docs/federation.md has all: label_guided,
-# collect, ...) may do so where it is listed here, or where this start has --allow METHOD.
+# and counts. A method that sends rows of single nodes (label_guided, collect, ...; the page above
+# lists them) may do so where it is listed here, or where this start has --allow METHOD.
 methods = ["fedavg", "fedacs", "fedmf", "fedopt", "fedprox", "scaffold", "fedper", "gcfl",
     "gcflplus", "fedsage_local", "local"]
 

@@ -12,7 +12,7 @@ First the messages, then the ops of the clients, then the server's part:
 
 Every client sends sums over its own rows, which it has scaled and, in most layers, multiplied by
 weights; no edge or label leaves. A sum may rest on one row, unless `min_nodes_per_row` asks for
-more. What a sum still tells is worked out in docs/exchange.md.
+more. What a sum reveals is in docs/explanation/privacy.md.
 
 Zhang, Luo, Feng, Liu, Zhou and Zheng, "Tackling the local bias in federated graph learning", 2021,
 eq. 2 and 4. What we changed: the square roots of the degrees are inverse, as the normalized

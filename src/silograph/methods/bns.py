@@ -6,7 +6,7 @@ draws every halo slot with probability `rate`; for a drawn one it hears the row 
 divided by the rate, and returns its gradient; of the others it hears nothing in this step.
 
 With rate 1 this is centralized training. Single rows cross, so this is a baseline for systems where
-all machines belong to one owner: what it shows to other silos stands in docs/exchange.md.
+all machines belong to one owner: docs/explanation/privacy.md says what it reveals.
 
 What we changed: rows cross after the linear map and scaled by their owner (GCN commutes with both),
 so that no degree travels; each row is drawn by itself, where the authors' code draws a fixed number

@@ -12,7 +12,7 @@ in proportion to the sizes of their batches (eq. 8).
 
 `share` says which layers hear other silos: those from the second on (`hidden`), all (`all`,
 FedGraph_allShare) or none (`none`, FedGraph_nonShare). What is shared is not private for that: see
-docs/exchange.md.
+docs/explanation/privacy.md.
 
 How we read the paper: the node's own message is never dropped. A layer that is not shared scales by
 degrees within the client, and counts neighbors there in eq. 7. A row that another silo requests has

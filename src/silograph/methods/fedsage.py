@@ -24,7 +24,7 @@ none. The generator follows no classification loss. Nodes are compared with all 
 client, not with a sample. Any model may be trained; the paper's is `sage`. By default models are
 trained as by FedOpt, with a step of Adam at the server.
 
-What the answers reveal is in docs/exchange.md: a real row, exactly if there are two clients.
+The answers reveal real rows, exactly if there are two clients (docs/explanation/privacy.md).
 
 C: clients. n: rows. k: generated rows. F: features.
 """

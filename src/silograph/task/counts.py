@@ -3,7 +3,7 @@
 Scores of a class are log-odds. Their histogram has bins that are fixed for every model and every
 call, so it travels with the counts, and neither the server nor a client can choose bins that single
 out nodes. The bins are narrow around the log-odds of a model that knows nothing, 1 / K for each of
-K classes, where the scores of models lie that have hardly begun (`docs/exchange.md` has the error).
+K classes, where the scores of models lie that have hardly begun (docs/decisions/05-evaluation.md).
 
 Compiled counting checks no bounds, and the torch form refuses the same: `check_rows` looks at what
 may come from a server or a file, which is logits.

@@ -18,7 +18,7 @@ silos alike. With a least count m of 2 or more, for validation and test apart:
 
 So every number of nodes above is 0 or at least m in what leaves. Hits and misses of a class,
 `tp`, `fp` and `fn`, are parts of such numbers and may be any. Nothing here hides a node from a
-server that asks twice and takes the difference; see `docs/attacks.md`.
+server that asks twice and takes the difference; see `docs/explanation/privacy.md`.
 
 Sums of losses and of errors of ratings are over at least m nodes. An exact sum would tell a label
 of each node to a server whose weights give every node a loss of its own size. So each loss is at

@@ -261,7 +261,7 @@ WRONG = [
         NODES,
         "source,target\n10,99\n98,99\n97,10\n10,20\n",
         r"line 3, column 'source': expected an id of nodes.csv, got '98': drop the 3 rows with "
-        r"such an end, or list them in cross_edges of a silo \(docs/silos.md\)$",
+        r"such an end, or list them in cross_edges of a silo \(docs/reference/silo_folder.md\)$",
     ),
     (NODES, "a,b\n10,99\n", r"column 'b': .* got '99': drop the 1 row with such an end, or list"),
     (NODES, "10,20\n20,30\n", r"line 1: expected a header, got an edge between nodes '10'"),

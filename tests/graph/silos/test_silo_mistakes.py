@@ -31,7 +31,7 @@ MISTAKES: list[tuple[str, dict[str, str | None]]] = [
     # silo.toml
     (
         "silo.toml: expected what the tables mean, got No such file or directory: see "
-        "docs/silos.md",
+        "docs/reference/silo_folder.md",
         {"silo.toml": None},
     ),
     ("silo.toml: expected TOML, got: ", {"silo.toml": "name = north\n"}),

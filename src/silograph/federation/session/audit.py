@@ -619,7 +619,7 @@ def _continued(path: Path, file: int, about: Mapping[str, str]) -> tuple[Audit, 
     if damage is not None and not damage.is_torn:
         raise ConfigError(
             f"expected {path} as this silo wrote it, got other contents in {damage}: keep it and "
-            "move it away, the next start begins a new one (docs/federation.md)"
+            "move it away, the next start begins a new one (docs/how_to/read_the_audit.md)"
         )
     torn_bytes = 0 if damage is None else size - damage.whole
     if size - torn_bytes >= MOST_FILE:

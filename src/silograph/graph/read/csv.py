@@ -452,7 +452,7 @@ def _edge_without_node(
     row, key = next((r, k) for r, k in enumerate(table.column(column)) if k not in place)
     remedy = (
         f"drop the {count_of(count, 'row')} with such an end, or list them in cross_edges of a "
-        "silo (docs/silos.md)"
+        "silo (docs/reference/silo_folder.md)"
     )
     return table.wrong(row, column, f"an id of {nodes.path.name}", key, remedy)
 

@@ -247,7 +247,7 @@ def _feature(name: str, tables: Mapping[str, RawTable]) -> Iterator[str]:
         yield f"{section}  # {missing}; upper and lower case count alike"
         yield from ('type = "category"', f"values = [{listed}]")
         yield "other = true  # a column for words that are not listed; without it they are errors"
-        yield '# values = "counted" in place of the list: words of all silos (docs/prepare.md)'
+        yield '# values = "counted" for words of all silos (docs/reference/schema.md)'
     elif sum(cell.count(" ") for cell in known) > len(known):
         yield from (f"{section}  # free text, {missing}", 'type = "text"', 'treat = "hash"')
     else:

@@ -153,7 +153,8 @@ def read_toml(path: Path) -> dict[str, Any]:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise DataError(
-            f"{path}: expected what the tables mean, got {error.strerror}: see docs/silos.md"
+            f"{path}: expected what the tables mean, got {error.strerror}: see "
+            "docs/reference/silo_folder.md"
         ) from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise DataError(f"{path}: expected TOML, got: {error}") from None
@@ -422,7 +423,8 @@ def _check_undescribed_folders(path: Path) -> None:
         if not is_silo(folder) and (_files(folder, NODES) or _files(folder, RATINGS)):
             raise DataError(
                 f"{folder}: expected {SPEC} beside the tables of a silo, got none: write it (see "
-                f"docs/silos.md), or list the folders of the silos in {path / FEDERATION}"
+                f"docs/reference/silo_folder.md), or list the folders of the silos in "
+                f"{path / FEDERATION}"
             )
 
 
