@@ -103,8 +103,17 @@ def test_choices_do_not_bury_the_nearest() -> None:
     [
         (None, "pip install 'silograph[fast]'"),
         ("{", "pip install 'silograph[fast]'"),
+        ("[]", "pip install 'silograph[fast]'"),
         (
-            '{"dir_info": {"editable": true}, "url": "file:///my code/silograph"}',
+            '{"vcs_info": {"vcs": "git", "commit_id": "1f0c"}, "url": "https://example.org/s.git"}',
+            "pip install 'silograph[fast] @ git+https://example.org/s.git@1f0c'",
+        ),
+        (
+            '{"dir_info": {"editable": true}, "url": "file:///my%20code"}',
+            "pip install -e '/my code[fast]'",
+        ),
+        (
+            '{"dir_info": {"editable": true}, "url": "file:///my%20code/silograph"}',
             "pip install -e '/my code/silograph[fast]'",
         ),
         ('{"dir_info": {}, "url": "file:///silograph"}', "pip install '/silograph[fast]'"),

@@ -156,8 +156,11 @@ def test_a_run_that_was_stopped_writes_the_same_table_and_page(
     ("counts", "problem"),
     [
         ([[5, 0, 7], [0, 12, 0]], None),
-        ([[5, 0, 7], [0, 11, 0]], "as many values of each feature, got others"),
-        ([[4, 1, 7], [0, 12, 0]], "counts of no bin below 5, got some"),
+        (
+            [[5, 0, 7], [0, 11, 0]],
+            "the same number of values for each feature, got different numbers",
+        ),
+        ([[4, 1, 7], [0, 12, 0]], "every count to be 0 or at least 5, got a smaller one"),
     ],
 )
 def test_impossible_histograms_are_named(counts: list[list[int]], problem: str | None) -> None:

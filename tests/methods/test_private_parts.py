@@ -26,7 +26,7 @@ CASES: dict[str, tuple[str, dict[str, Any], tuple[str, ...]]] = {
         ("optimizer/",),
     ),
     "variates": ("scaffold", {"optimizer": "sgd", "layers": 3}, ("variates/",)),
-    "private layers": ("fedper", {"layers": 3}, ("private/",)),
+    "private layers": ("fedper", {"layers": 3, "server_optimizer": "none"}, ("private/",)),
     "masks": ("fedpub", {"options": {"communities": 1}}, ("masks/",)),
     "flow network": ("fedavg", SAMPLED, ("neighbors/",)),
     "flow network in torch": ("fedavg", {**SAMPLED, "kernels": "torch"}, ("neighbors/",)),

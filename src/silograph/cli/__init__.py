@@ -376,6 +376,19 @@ class PreparationFlags:
 @command("prepare")
 def prepare_command(flags: PreparationFlags) -> None:
     """Make silos' folders from raw tables, by a schema that all silos share."""
+    alone = {
+        "--guess": flags.guess,
+        "--count-categories": flags.count_categories is not None,
+        "--categories": flags.categories is not None,
+    }
+    of_folder = (flags.out, flags.like, flags.received, flags.make_key or None)
+    makes_folder = flags.make_secret or any(value is not None for value in of_folder)
+    chosen = [name for name, is_there in alone.items() if is_there]
+    if len(chosen) > 1 or (chosen and makes_folder):
+        raise ConfigError(
+            f"expected {chosen[0]} alone, got it with other flags that say what to make: leave "
+            "them out"
+        )
     if flags.categories is not None:
         from silograph.graph.silos.categories import join_categories
 

@@ -20,6 +20,8 @@ import re
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TypeVar
+from urllib.parse import urlsplit
+from urllib.request import url2pathname
 
 T = TypeVar("T")
 
@@ -159,10 +161,13 @@ def install_command(extra: str) -> str:
     try:
         record = importlib.metadata.distribution("silograph").read_text("direct_url.json")
         source = json.loads(record or "{}")
-        url: str = source.get("url", "")
-    except (importlib.metadata.PackageNotFoundError, ValueError):
+        url = str(source.get("url", ""))
+    except (importlib.metadata.PackageNotFoundError, ValueError, AttributeError):
         source, url = {}, ""
     if url.startswith("file://"):
-        target, editable = url.removeprefix("file://"), source.get("dir_info", {}).get("editable")
-        return f"pip install {'-e ' if editable else ''}{shlex.quote(f'{target}[{extra}]')}"
+        target = url2pathname(urlsplit(url).path)
+        edits = "-e " if source.get("dir_info", {}).get("editable") else ""
+        return f"pip install {edits}{shlex.quote(f'{target}[{extra}]')}"
+    if version_control := source.get("vcs_info"):
+        url = f"{version_control['vcs']}+{url}@{version_control['commit_id']}"
     return f"pip install {shlex.quote(f'silograph[{extra}]' + (f' @ {url}' if url else ''))}"

@@ -174,9 +174,11 @@ def _broken_rules(policy: SiloPolicy, run: ProposedRun) -> Iterator[str]:
                 "there",
             )
     min_count = policy.evaluation_min_count or 0
-    if config.evaluation_min_count < min_count and policy.evaluation != "none":
+    sends_counts = policy.evaluation != "none" or config.feature_drift
+    if config.evaluation_min_count < min_count and sends_counts:
         yield _refusal_text(
-            f"at least {count_of(min_count, 'node')} behind each count of an evaluation",
+            f"at least {count_of(min_count, 'node')} behind each count of an evaluation or of "
+            "--feature-drift",
             f"a run with {config.evaluation_min_count}",
             f"let the server run with --evaluation-min-count {min_count}, or lower "
             "evaluation_min_count there",

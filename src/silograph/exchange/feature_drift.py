@@ -3,7 +3,8 @@
 Each client counts its training nodes in bins of every feature and sends the counts. Bins follow
 from the mean and the deviation over all clients, which are federated sums
 (`silograph.exchange.collect`): with z = (x - mean) / deviation they end at -2.85, -2.55, ..., 2.85.
-Features that `normalize` standard has standardized are z already.
+Features that `normalize` standard has standardized are z already. A silo takes mean and deviation
+from the server and cannot verify them: a server that lies places the bins where it wants.
 
 A count below the run's least count (`evaluation_min_count`) is added to the next bin toward the
 middle. So each count that leaves is 0 or at least that, their sum tells no small one, and no
@@ -68,14 +69,14 @@ class Histograms:
     ]
 
     def find_problem(self, request: Empty, form: DriftForm) -> str | None:
-        """Return what no client counts so, or None."""
+        """Return what counts were expected in place of these, or None if they can be right."""
         del request
         counts = self.counts.t
         if bool(((counts > 0) & (counts < form.least)).any()):
-            return f"counts of no bin below {form.least}, got some"
+            return f"every count to be 0 or at least {form.least}, got a smaller one"
         totals = counts.sum(dim=2)
         if bool((totals != totals[:, :1]).any()):
-            return "as many values of each feature, got others"
+            return "the same number of values for each feature, got different numbers"
         return None
 
 

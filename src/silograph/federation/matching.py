@@ -398,7 +398,10 @@ def explain(
             ways = zip(("in", "out"), cross.directed_weight[first].tolist(), strict=True)
             listed = [f"{way} with weight {w:g}" for way, w in ways if not math.isnan(w)]
             what = f"directed = true and direction {' and '.join(listed)}"
-        remedy = f"list it in cross_edges of {disagreement.other}, too, with {what}, or drop it"
+        remedy = (
+            f"list it in cross_edges of {disagreement.other}, too, with {what}, or drop it; both "
+            "folders say directed = true, or neither does"
+        )
     return f"{disagreement}; the first is from {own!r} to {remote!r}: {remedy}"
 
 

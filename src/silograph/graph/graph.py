@@ -157,7 +157,7 @@ class Graph:
         scale: least and largest rating that there may be, or None where labels are no ratings.
         directed_weight: (nnz,) the weight of the edge from the row of every stored edge to its
             column, -1 where only the other direction is listed; float64, or int8 where each
-            direction has the weight of the edge. None: nobody knows where edges lead. Only runs
+            direction has the weight of the edge. None: edges have no directions. Only runs
             with `directed` read it.
     """
 
@@ -340,7 +340,7 @@ def with_directions(graph: Graph, *, symmetric: bool = False) -> Graph:
         symmetric: whether all edges may go both ways.
 
     Raises:
-        DataError: nobody knows where edges lead, or all go both ways.
+        DataError: edges have no directions, or all go both ways.
     """
     if not graph.is_directed and not (symmetric and graph.directed_weight is not None):
         got = "none" if graph.directed_weight is None else "edges that all go both ways"
@@ -404,7 +404,8 @@ def fingerprint(graph: Graph) -> str:
     parts += [x] if isinstance(x, Tensor) else [x.indptr, x.indices]
     if isinstance(x, CSR) and x.values is not None:
         parts.append(x.values)
-    if graph.edge_weight is not None:
+    # Weights of 1 are no weights; they are there where only directions have others.
+    if graph.edge_weight is not None and not bool((graph.edge_weight == 1).all()):
         parts.append(graph.edge_weight)
     if graph.split is not None:
         parts += [graph.split.train, graph.split.val, graph.split.test]

@@ -49,7 +49,10 @@ What we changed: nodes are drawn once a round and cut into `batches` parts, whic
 goes through (line 14 draws a batch in every epoch). The first batch of a round fetches, and then
 every tau-th one (line 15 counts from 1). By default clients take steps of SGD and the server one of
 Adam along their mean change, where line 7 takes the mean (`server_optimizer=none`): local Adam that
-is built anew in every round fails where clients are small (benchmarks/fedais/server_step.md).
+is built anew in every round fails where clients are small (benchmarks/fedais/server_step.md). By
+default nodes are drawn systematically, each with a probability in proportion to eq. 8 up to 1, and
+their losses are weighted, so that steps are unbiased. `unbiased=false` is the paper's plain mean,
+which leans towards important nodes (benchmarks/fedais/unbiased.md).
 
 C: clients of a block. n: own nodes. S: halo slots. m: nodes drawn in a round. b: nodes of a batch.
 t: training nodes of all clients.

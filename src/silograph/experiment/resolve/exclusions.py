@@ -723,8 +723,8 @@ def _exclusions_of_directions(
     yield (
         not method.weighs_edges,
         f"expected a method whose clients train on edges of their own for "
-        f"directed={config.directed}, got {method.name}, whose sums over edges go both ways: leave "
-        "directed out, or use a method such as fedavg or fedopt",
+        f"directed={config.directed}, got {method.name}, which exchanges rows, or makes or draws "
+        "edges of its own: leave directed out, or use a method such as fedavg or fedopt",
     )
     yield (
         sampler not in WEIGHED_SAMPLERS,

@@ -1,6 +1,7 @@
 """Predictions of a model that a run has left, as a table of the nodes of a graph or a silo."""
 
 import io
+import logging
 import os
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -31,6 +32,8 @@ from silograph.graph.silos.prepare import PREPARED, prepare
 from silograph.graph.silos.read import SPEC, is_silo, read_silo, read_spec
 from silograph.nn.own_module import Make
 from silograph.task.registry import task_of
+
+LOG = logging.getLogger("silograph")
 
 
 @standard_numerics()
@@ -155,7 +158,9 @@ def predict_tables_to(
             )
         check_written(folder, [PREPARED])
     with tempfile.TemporaryDirectory(prefix="silograph-") as made:
-        prepare(tables, like=folder if like is None else like, out=Path(made) / "silo")
+        for silo in prepare(tables, like=folder if like is None else like, out=Path(made) / "silo"):
+            for note in silo.notes:
+                LOG.info("%s: %s", silo.name, note)
         return predict_to(run, Path(made) / "silo", out, model=model, client=client)
 
 

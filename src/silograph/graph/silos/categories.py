@@ -83,11 +83,11 @@ def count_categories(
         known = (cell for cell in cells_of(table, column, rules) if cell is not None)
         counts = Counter(cell.casefold() for cell in known)
         frequent = [word for word, n in counts.items() if n >= category.min_count]
-        words = sorted(filter(_is_plain, frequent))
+        words = sorted(word for word in frequent if _may_be_listed(word, category, rules))
         if len(words) < len(frequent):
             LOG.warning(
                 "%s: left out: %s of %s that no list may hold (longer than %d characters, not "
-                "printable, or a formula)",
+                "printable, a formula, or the name of another column)",
                 path,
                 count_of(len(frequent) - len(words), "word"),
                 name,
@@ -123,7 +123,7 @@ def join_categories(schema: str | os.PathLike[str], lists: Sequence[str | os.Pat
         raise ConfigError(f"expected a list of words from each silo, got {got}")
     counts: dict[str, Counter[str]] = {name: Counter() for name in categories}
     for path in paths:
-        for name, words in _read_list(path, categories).items():
+        for name, words in _read_list(path, categories, rules).items():
             counts[name].update(words)
     values = {}
     for name, category in categories.items():
@@ -169,6 +169,16 @@ def _is_plain(word: str) -> bool:
     )
 
 
+def _may_be_listed(word: str, category: Category, rules: Schema) -> bool:
+    """Return whether a word may be a value: plain, no missing cell, and no other column's name.
+
+    A word that counts as missing would make a category of all silos' missing cells.
+    """
+    missing = {missing_word.casefold() for missing_word in rules.missing.words}
+    known = word.casefold() in missing or word in rules.missing
+    return _is_plain(word) and not known and word.casefold() not in category.extra_names
+
+
 def _check_number(words: Sequence[str], name: str, source: str) -> None:
     if len(words) > MOST_WORDS:
         raise DataError(
@@ -177,7 +187,9 @@ def _check_number(words: Sequence[str], name: str, source: str) -> None:
         )
 
 
-def _read_list(path: Path, categories: Mapping[str, Category]) -> dict[str, set[str]]:
+def _read_list(
+    path: Path, categories: Mapping[str, Category], rules: Schema
+) -> dict[str, set[str]]:
     """Return the words of a silo's list, by feature.
 
     Raises:
@@ -205,11 +217,12 @@ def _read_list(path: Path, categories: Mapping[str, Category]) -> dict[str, set[
         )
     words: dict[str, set[str]] = {name: set() for name in categories}
     for line, row in enumerate(rows, start=2):
-        if len(row) != len(HEADER) or row[0] not in words or not _is_plain(row[1]):
+        is_known = len(row) == len(HEADER) and row[0] in words
+        if not is_known or not _may_be_listed(row[1], categories[row[0]], rules):
             raise DataError(
                 f"{path}, line {line}: expected a feature whose values are counted, and a "
-                f"printable word of at most {LONGEST_WORD} characters that is no formula, got "
-                f"{short_repr(row)}"
+                f"printable word of at most {LONGEST_WORD} characters that is no formula, no "
+                f"missing value and not the name of another column, got {short_repr(row)}"
             )
         words[row[0]].add(row[1].casefold())
     for name, of_feature in words.items():

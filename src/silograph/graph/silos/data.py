@@ -235,7 +235,7 @@ def silo_with_directions(silo: Silo) -> Silo:
 
 
 def silo_without_directions(silo: Silo) -> Silo:
-    """Return a silo of whose edges nobody knows the directions."""
+    """Return a silo without the directions of its edges."""
     return replace(silo, directed_weight=None, cross=replace(silo.cross, directed_weight=None))
 
 

@@ -66,7 +66,10 @@ from silograph.graph.silos.schema import (
 )
 
 PREPARED, EDGES_FOR = "prepared.json", "edges_for"
-ONE_SIDED = 'training refuses them; is listed_by = "source" meant?'
+ONE_SIDED = (
+    "training refuses edges that only one silo lists: add them there, or with a schema write "
+    'listed_by = "source"'
+)
 ENDINGS = (".csv", ".tsv", ".txt", ".csv.gz", ".tsv.gz", ".txt.gz", ".parquet")
 HANDED_OVER = ("table", "row", "source", "target", "weight")
 
@@ -262,7 +265,9 @@ def read_graph_silo(
     listed: list[ListedEdge] = []
     for edge_name, edges in schema.edges.items():
         listed += _listed_edges(name, folder, edge_name, edges, schema)
-    return RawSilo(name, tuple(keys), tables, tuple(columns), tuple(listed), fits, missing)
+    has_labels = any(name in table.columns for name in names_of(section.label or ()))
+    notes = () if has_labels or section.label is None else ("no column of labels in its tables",)
+    return RawSilo(name, tuple(keys), tables, tuple(columns), tuple(listed), fits, missing, notes)
 
 
 def cells_of(

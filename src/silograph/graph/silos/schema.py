@@ -334,6 +334,11 @@ class Category:
         del values
         return {}
 
+    @property
+    def extra_names(self) -> tuple[str, ...]:
+        """Names of columns besides those of the words."""
+        return *(["other"] if self.other else []), *(["missing"] if self.indicator else [])
+
     def columns(self, name: str, values: np.ndarray, fitted: Fitted) -> dict[str, np.ndarray]:
         """Return the columns (n,) float64 by name."""
         del fitted
@@ -659,6 +664,13 @@ def _feature(name: str, section: object) -> Feature:
     if kind not in KINDS:
         raise unknown(f"type of feature {name}", str(kind), KINDS)
     feature = checked(KINDS[str(kind)], values, f"[features.{name}]")
+    if isinstance(feature, Category):
+        own_names = [word for word in feature.words if word.casefold() in feature.extra_names]
+        if own_names:
+            raise ConfigError(
+                f"expected values of {name} that are no names of its other columns, got "
+                f"{own_names[0]!r}: rename it in the tables and in the schema"
+            )
     if isinstance(feature, Category) and feature.values == COUNTED and not feature.other:
         raise ConfigError(
             f'expected other = true beside values = "{COUNTED}" of {name}, for words that too few '
