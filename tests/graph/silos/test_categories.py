@@ -127,6 +127,8 @@ def test_what_no_list_may_hold_stays_and_is_refused(
         (b"feature,value\nkind\n", "line 2"),
         (b"feature,value\nhome town,b\n", "line 2"),
         (b"feature,value\nkind,\n", "line 2"),
+        (b"feature,value\nkind,na\n", "no missing value"),  # of all silos, a category
+        (b"feature,value\nkind,Other\n", "not the name of another column"),
         (b'feature,value\nkind,"a\nb"\n', "line 2"),
         (b"feature,value\n" + b"".join(b"kind,%d\n" % i for i in range(1001)), "at most 1,000"),
         (b"feature,value\n" + b"kind,gold\n" * 500_000, "at most 4,194,304 bytes"),
@@ -195,3 +197,12 @@ def test_the_commands(tmp_path: Path, capsys: Capture) -> None:
     ):
         assert run_app(wrong) == 2
         assert capsys.readouterr().err.startswith("error: expected ")
+
+
+def test_a_value_is_no_name_of_another_column(tmp_path: Path) -> None:
+    schema = write(tmp_path, ["other"] * 4 + ["gold"] * 4)
+    words = count_categories(tmp_path / "raw", schema=schema, out=tmp_path / "list.csv")
+    assert words == {"kind": ("gold",)}
+    schema.write_text(schema.read_text().replace("'counted'", '["gold", "Other"]'))
+    with pytest.raises(DataError, match="no names of its other columns, got 'Other'"):
+        sg.prepare(tmp_path / "raw", schema=schema, out=tmp_path / "silo")
