@@ -585,3 +585,12 @@ def test_updates_that_nobody_can_measure_have_no_bound() -> None:
     stored = {name for name, method in METHODS.items() if method.init is METHODS["fedais"].init}
     stored.remove("fedlocal")  # a round of it is one call, which brings weights and returns them
     assert refused == {"fedgraph", *stored}
+
+
+@pytest.mark.parametrize("evaluation", ["none", "counts"])
+def test_the_least_count_holds_for_histograms_of_features(evaluation: Any) -> None:
+    """A silo that sends no counts of evaluation may still be asked for those of its features."""
+    policy = SiloPolicy(evaluation=evaluation, evaluation_min_count=5)
+    asked = asked_run(feature_drift=True, evaluation_min_count=0)
+    assert "expected at least 5 nodes behind each count" in str(why_refused(policy, asked))
+    assert why_refused(policy, asked_run(feature_drift=True, evaluation_min_count=5)) is None
