@@ -230,7 +230,7 @@ class ComparisonFlags:
     "name of a dataset, or a path to its file, or several: cora,citeseer (default: digits)",
     examples=(
         "silograph compare cora --methods local,fedavg,fedopt --seeds 3",
-        "silograph compare cora --method fedavg --over neighbors=full,fanout --seeds 5",
+        "silograph compare cora --methods fedavg --over neighbors=full,fanout --seeds 5",
         "silograph compare cora,citeseer,pubmed --arms arms.toml --out table2",
     ),
 )

@@ -272,7 +272,8 @@ def test_an_edge_that_is_listed_twice_has_the_mean(caplog: pytest.LogCaptureFixt
         assert found[-1].edge_weight is not None
         assert found[-1].edge_weight.tolist() == [1.5, 1.5, 3.5, 3.5]
     assert caplog.messages == 2 * [
-        "graph: 2 edges listed with several weights, as in both directions: the mean counts"
+        "graph: 2 edges listed with several weights, as in both directions: the mean counts (in "
+        "runs with directed each direction has its own)"
     ]
     net: Any = nx.DiGraph()
     net.add_weighted_edges_from([(0, 1, 1.0), (1, 0, 2.0)])

@@ -258,7 +258,7 @@ def test_edges_add_up_on_both_sides(tmp_path: Path) -> None:
     assert cross_of(tmp_path / "silos/north") == cross_of(tmp_path / "silos/south") == both
     notes = " ".join(made[0].notes)
     assert "left out: 1 edge from a node to itself" in notes
-    assert "left out: 1 edge to nodes of no silo that the schema names" in notes
+    assert "left out: 1 edge to nodes of no table and no silo that the schema names" in notes
     assert len(sg.run(tmp_path / "silos", rounds=1, hidden="2", split="1/0/0").rounds) == 1
 
 

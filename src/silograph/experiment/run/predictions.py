@@ -160,7 +160,7 @@ def predict_tables_to(
     with tempfile.TemporaryDirectory(prefix="silograph-") as made:
         for silo in prepare(tables, like=folder if like is None else like, out=Path(made) / "silo"):
             for note in silo.notes:
-                LOG.info("%s: %s", silo.name, note)
+                LOG.warning("%s: %s", silo.name, note)
         return predict_to(run, Path(made) / "silo", out, model=model, client=client)
 
 

@@ -760,7 +760,8 @@ def combine_repeated(
     differs = weight[first] != weight[last]
     if warn and differs.any():
         LOG.warning(
-            "%s: %s listed with several weights, as in both directions: the mean counts",
+            "%s: %s listed with several weights, as in both directions: the mean counts (in runs "
+            "with directed each direction has its own)",
             source,
             count_of(int(differs.sum()), "edge"),
         )

@@ -485,7 +485,7 @@ def connect_silo(
         owner = silo.name if far in own else owner_of(far)
         by_source = schema.edges[edge.table].listed_by == "source"
         if owner is None:
-            left_out["to nodes of no silo that the schema names"] += 1
+            left_out["to nodes of no table and no silo that the schema names"] += 1
         elif owner != silo.name and by_source and owner not in received:
             left_out[f"to {owner}, whose list is missing"] += 1
         else:
