@@ -555,7 +555,10 @@ FEDPUB = Method(
         "sparsity": "Share of the masks' entries that do not count, mean over clients.",
     },
     cautions=(
-        Caution("behind local on PubMed (81 against 85 % with 10 clients, METIS, 100 rounds)"),
+        Caution(
+            "behind local on PubMed (81 against 85 % with 10 clients, METIS, 100 rounds), and 6 to "
+            "39 points behind fedopt on Cora (benchmarks/defaults/beside_fedopt.md)"
+        ),
     ),
     ratings=False,
 )
