@@ -89,9 +89,9 @@ class ConfigCommand(TyperCommand):
                 option.hidden = False
 
 
-def show_all_help(ctx: click.Context, _: click.Parameter, given: bool) -> None:
+def show_all_help(ctx: click.Context, _: click.Parameter, is_requested: bool) -> None:
     """Print the help with all options, and end."""
-    if given and not ctx.resilient_parsing:
+    if is_requested and not ctx.resilient_parsing:
         ctx.meta[SHOW_ALL] = True
         click.echo(ctx.get_help(), color=ctx.color)
         ctx.exit()

@@ -317,8 +317,8 @@ class OwnData:
         resolved_config, method_config = resolved.config, resolved.method_config
         method = resolved.parts.method.part  # scored as the options and the row minimum say
         silo = prepare_silo(
-            self.silo,
-            config.features,
+            silo,
+            "given",  # or made above
             resolved_config.edge_weights,
             directed=resolved_config.directed != "none",
         )

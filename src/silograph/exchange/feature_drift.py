@@ -52,11 +52,11 @@ class DriftForm:
 
     Attributes:
         features: F.
-        least: the run's least count; 0 and 1 are no limit.
+        min_count: the run's least count; 0 and 1 are no limit.
     """
 
     features: int
-    least: int
+    min_count: int
 
 
 @dataclass(frozen=True)
@@ -72,8 +72,8 @@ class Histograms:
         """Return what counts were expected in place of these, or None if they can be right."""
         del request
         counts = self.counts.t
-        if bool(((counts > 0) & (counts < form.least)).any()):
-            return f"every count to be 0 or at least {form.least}, got a smaller one"
+        if bool(((counts > 0) & (counts < form.min_count)).any()):
+            return f"every count to be 0 or at least {form.min_count}, got a smaller one"
         totals = counts.sum(dim=2)
         if bool((totals != totals[:, :1]).any()):
             return "the same number of values for each feature, got different numbers"
@@ -119,8 +119,8 @@ def drift_sums(block: ClientBlock) -> ClientSums:
     return sum_by_client(*_training_rows(block), block.num_clients)
 
 
-def merge_small(counts: Tensor, least: int) -> Tensor:
-    """Return counts (..., B) without any from 1 to `least` - 1; they join the next bin inward.
+def merge_small(counts: Tensor, min_count: int) -> Tensor:
+    """Return counts (..., B) without any from 1 to `min_count` - 1; they join the next bin inward.
 
     Where the middle itself has too few, it joins the next bin that has enough; where the sum of all
     is too small, nothing is left.
@@ -133,10 +133,10 @@ def merge_small(counts: Tensor, least: int) -> Tensor:
         *((b, b - 1) for b in range(last, 0, -1)),
     ]
     for source, target in (*inward, *outward):
-        is_small = bins[source] < least
+        is_small = bins[source] < min_count
         bins[target] = bins[target] + bins[source] * is_small
         bins[source] = bins[source] * ~is_small
-    return torch.stack([bins[0] * (bins[0] >= least), *bins[1:]], dim=-1)
+    return torch.stack([bins[0] * (bins[0] >= min_count), *bins[1:]], dim=-1)
 
 
 def drift_distances(counts: Tensor) -> Tensor:

@@ -34,6 +34,7 @@ RECOMMENDERS = "recommenders"  # in a simulation's folder: one file a client, of
 MODEL, MODELS = "model.safetensors", "models"  # the latter a folder of clients' own models
 FORMAT = 4  # of result folders: goes up where files mean something else than before
 FACT = "fact_"  # begins the columns of what a method reports of a round
+KNOB = "knob_"  # begins those of options that a controller sets, after `FACT`
 VIRTUAL = "virtual_seconds"  # column of runs with a virtual clock
 ALL_BIASES = "all biases"  # of `untrained`: by all silos' ratings together, which no silo has
 OF_CLIENTS = (MODELS, RECOMMENDERS)  # folders with a file for each client

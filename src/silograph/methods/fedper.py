@@ -41,11 +41,11 @@ from silograph.methods.base import (
     Caution,
     Method,
     MethodConfig,
-    Needs,
     RoundReport,
     ServerState,
     keep_previous_if_not_finite,
 )
+from silograph.methods.fedavg import FEDOPT
 from silograph.methods.local_training import (
     AveragedModel,
     LocalModel,
@@ -263,7 +263,7 @@ FEDPER = Method(
     aggregates=True,
     server_step=True,
     weighs_classes=True,
-    needs=Needs(optimizer="sgd", lr=0.02, local_epochs=5, server_optimizer="adam"),
+    needs=FEDOPT.needs,
     cautions=(
         Caution(
             "behind fedopt where the graph says little about a client's own classes: 2 to 5 points "

@@ -56,8 +56,8 @@ from silograph.federation.ops import CallContext, for_each
 from silograph.federation.program import OtherNetwork
 from silograph.graph.block.block import ClientBlock, SparseRows, dense_rows, neighbor_keys
 from silograph.graph.csr import CSR
-from silograph.methods.base import Caution, Method, MethodConfig, Needs, ServerState, preset
-from silograph.methods.fedavg import train_round
+from silograph.methods.base import Caution, Method, MethodConfig, ServerState, preset
+from silograph.methods.fedavg import FEDOPT, train_round
 from silograph.methods.ops import Clients, Server, calls, op, program
 from silograph.nn.conv import (
     SAGE,
@@ -633,7 +633,7 @@ FEDSAGEPLUS: Method[FedSageOptions] = Method(
     evaluate=OwnGraph(through=MENDED),
     makes_edges=True,
     ratings=False,
-    needs=Needs(optimizer="sgd", lr=0.02, local_epochs=5, server_optimizer="adam"),
+    needs=FEDOPT.needs,
     cautions=(
         Caution(
             "on random cuts generated neighbors hurt: 63.9 % on Cora with 10 clients, where fedopt "

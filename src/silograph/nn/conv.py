@@ -138,14 +138,14 @@ def internal_messages(block: ClientBlock, dtype: torch.dtype) -> Messages:
 def _build_messages(block: ClientBlock, dtype: torch.dtype) -> Messages:
     values = block.adj.values
     if values is not None and values.dim() == 2:
-        along, against = (_one_way(block, way, dtype) for way in (ALONG, AGAINST))
+        along, against = (_one_way(block, way, dtype) for way in (ALONG_COLUMN, AGAINST_COLUMN))
         return replace(along, reverse=against)
     degree = block.adj.weighted_degree.to(dtype)[:, None]
     return Messages(block.adj, True, degree, degree, None, block.off, block.off)
 
 
 # Columns of weights by direction (nnz, 2) of the edges along which a row receives, and against.
-ALONG, AGAINST = 1, 0
+ALONG_COLUMN, AGAINST_COLUMN = 1, 0
 
 
 def edges_one_way(adj: CSR, way: int) -> CSR:
@@ -702,7 +702,7 @@ class GAT:
 
 
 Way = Literal["along", "against", "both"]
-AGAINST_ = "against_"  # begins the names of weights of the second direction
+SECOND_DIRECTION = "against_"  # begins the names of weights of the second direction
 
 
 @dataclass(frozen=True)
@@ -750,14 +750,14 @@ class Directed:
     def maps(self) -> tuple[str, ...]:
         """Names of the weights (I, O) that meet x, and meet it linearly."""
         doubled = [n for n in self.conv.maps if n in BEFORE_SUM and self.way == "both"]
-        return (*self.conv.maps, *(AGAINST_ + name for name in doubled))
+        return (*self.conv.maps, *(SECOND_DIRECTION + name for name in doubled))
 
     def init(self, key: Key, inputs: int, outputs: int) -> Params:
         """Return initial weights, those of the second direction by draws of their own."""
         weights = self.conv.init(key, inputs, outputs)
         if self.way == "both":
             second = self.conv.init(key.fold("against"), inputs, outputs)
-            weights |= {AGAINST_ + name: second[name] for name in second if name in BEFORE_SUM}
+            weights |= {SECOND_DIRECTION + n: w for n, w in second.items() if n in BEFORE_SUM}
         return weights
 
     def map(self, p: Mapping[str, Tensor], x: Rows, off: Tensor) -> Tensor:
@@ -785,5 +785,5 @@ BEFORE_SUM = ("weight", "sender", "receiver")  # weights that `map` and `combine
 
 def _second(p: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
     """Return the weights of the second direction by the names that a convolution has for them."""
-    second = {n.removeprefix(AGAINST_): w for n, w in p.items() if n.startswith(AGAINST_)}
-    return {**p, **second}
+    prefix = SECOND_DIRECTION
+    return {**p, **{n.removeprefix(prefix): w for n, w in p.items() if n.startswith(prefix)}}

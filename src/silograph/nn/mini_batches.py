@@ -19,7 +19,13 @@ from silograph.core.payload import State, offsets, ranges
 from silograph.federation.field_specs import FieldSpecs
 from silograph.graph.block.block import ClientBlock, SparseRows
 from silograph.graph.csr import CSR
-from silograph.nn.conv import AGAINST, ALONG, Messages, edges_one_way, internal_messages
+from silograph.nn.conv import (
+    AGAINST_COLUMN,
+    ALONG_COLUMN,
+    Messages,
+    edges_one_way,
+    internal_messages,
+)
 from silograph.nn.forward import AnyModel, Pass
 
 # --- neighbors -----------------------------------------------------------------------------------
@@ -534,7 +540,7 @@ def _both_ways(
             off=receivers.off,
             loop=None if all_edges.loop is None else all_edges.loop[receivers.rows],
         )
-        for way, all_edges in ((ALONG, along), (AGAINST, along.reverse))
+        for way, all_edges in ((ALONG_COLUMN, along), (AGAINST_COLUMN, along.reverse))
     )
     return replace(first, reverse=second)
 

@@ -24,7 +24,7 @@ from silograph.core.errors import ConfigError
 from silograph.core.files import write_atomic
 from silograph.core.numeric_state import standard_numerics
 from silograph.core.payload import fields_under
-from silograph.experiment.result_files import CHECKPOINTS
+from silograph.experiment.result_files import CHECKPOINTS, FACT, KNOB
 from silograph.experiment.run.run import run
 from silograph.experiment.run.snapshot import CONTROLLER
 from silograph.federation.checkpoint import CheckpointFolder
@@ -223,7 +223,7 @@ def episode(training: AgentTraining, out: Path, graph: Graph | None, number: int
         "best_validation": result.metric.best(validation),
         "virtual_seconds": rows[-1].get("virtual_seconds"),
         "seconds": result.seconds,
-        **{key: rows[-1][key] for key in rows[-1] if key.startswith("fact_knob_")},
+        **{key: rows[-1][key] for key in rows[-1] if key.startswith(FACT + KNOB)},
     }
 
 

@@ -662,3 +662,33 @@ def test_edges_of_a_table_without_directions_go_both_ways_beside_others(tmp_path
     south = ways_of(tmp_path / "silos/south")
     assert (south["S2", "S1"], south["S1", "S2"]) == (8.0, 1.0)
     assert (south["N2", "S2"], south["S2", "N2"]) == (1.0, 2.0)
+
+
+def silo_with_edge_to(tmp_path: Path, name: str, other: str, direction: str) -> None:
+    """A folder with two nodes, whose first has an edge with the first of another silo."""
+    folder = tmp_path / name
+    folder.mkdir()
+    (folder / "silo.toml").write_text(
+        f'name = "{name}"\nfeatures = 0\nclasses = ["x"]\ndirected = true\n'
+    )
+    (folder / "nodes.csv").write_text(f"id,label\n{name}1,x\n{name}2,x\n")
+    (folder / "edges.csv").write_text(f"source,target\n{name}1,{name}2\n")
+    (folder / "cross_edges.csv").write_text(
+        f"own,silo,remote,direction\n{name}1,{other},{other}1,{direction}\n"
+    )
+
+
+@pytest.mark.parametrize(("direction", "counts"), [("in", 0), ("out", 2)])
+def test_directions_are_part_of_what_both_silos_list(
+    tmp_path: Path, direction: str, counts: int
+) -> None:
+    """An edge that leaves both silos is none that the other lists; training refuses it."""
+    silo_with_edge_to(tmp_path, "a", "b", "out")
+    silo_with_edge_to(tmp_path, "b", "a", direction)
+    members = [sg.read_silo(tmp_path / name) for name in ("a", "b")]
+    lines = [line for line in inspect_silos(members).warnings if "does not list" in line]
+    assert len(lines) == counts
+    if counts:
+        assert lines[0].startswith("a lists 1 edge to b that b does not list")
+        with pytest.raises(DataError, match="which does not list them with the same weights"):
+            sg.run(tmp_path, rounds=1, features="degree", directed="along")

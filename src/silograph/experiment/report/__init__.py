@@ -136,8 +136,7 @@ def write_inspection(
     check_out(Path(out))
     page = data_page(inspection, Path(data).resolve().name)
     try:
-        Path(out).parent.mkdir(parents=True, exist_ok=True)
-        write_atomic(Path(out), page, private=True)
+        _write_page(Path(out), page, private=True)
     except OSError as error:
         raise ConfigError(f"expected to write the page {out}, got: {error.strerror}") from None
 
@@ -254,9 +253,9 @@ def _altered(what: str, digest: str) -> str:
     )
 
 
-def _write_page(path: Path, page: str) -> Path:
+def _write_page(path: Path, page: str, *, private: bool = False) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomic(path, page)
+    write_atomic(path, page, private=private)
     return path
 
 

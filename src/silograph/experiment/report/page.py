@@ -32,7 +32,7 @@ from silograph.experiment.report.reading import (
     thin_indices,
     units_of,
 )
-from silograph.experiment.result_files import CONFIG, FACT, REPORT, VIRTUAL, Row
+from silograph.experiment.result_files import CONFIG, FACT, KNOB, REPORT, VIRTUAL, Row
 from silograph.task.metric_table import LOSS, Metric, metric_of, reported, title_of
 
 # --- config table --------------------------------------------------------------------------------
@@ -615,9 +615,6 @@ def facts_of(
             figures.append(figure | {"title": name.replace("_", " "), "label": "top"})
             figures[-1]["says"] = fact_text(run, name) or "Reported by the method."
     return figures
-
-
-KNOB = "knob_"  # before the names of options that a controller sets
 
 
 def fact_text(run: RunRecord, name: str) -> str:

@@ -24,6 +24,7 @@ from silograph.evaluation.evaluate import sum_histograms
 from silograph.evaluation.scoring import RECEIVED, VALIDATION
 from silograph.experiment.report.reading import size_text
 from silograph.experiment.resolve.resolve import DTYPES
+from silograph.experiment.result_files import KNOB
 from silograph.experiment.run.clock import Limit, Stop, clock_of
 from silograph.experiment.run.round_scores import Counts, JudgedRound, run_metric, scores_of
 from silograph.experiment.run.setup import Setup
@@ -534,8 +535,8 @@ def make_run_control(setup: Setup) -> RunControl | None:
 
 def with_knobs(report: RoundReport, values: Mapping[str, Tensor]) -> RoundReport:
     """Return the report of a round with the knobs among its facts, those by client as a mean."""
-    means = {f"knob_{name}": t.double().mean().item() for name, t in values.items()}
-    client_facts = {f"knob_{name}": t.double() for name, t in values.items() if t.dim()}
+    means = {f"{KNOB}{name}": t.double().mean().item() for name, t in values.items()}
+    client_facts = {f"{KNOB}{name}": t.double() for name, t in values.items() if t.dim()}
     assert all(map(math.isfinite, means.values()))  # they are within their ranges
     return replace(
         report,

@@ -103,7 +103,7 @@ def from_networkx(
             f"expected a node attribute {y!r} with labels, got attributes {others}: name yours, "
             'such as y="kind", or give num_classes if no label is known'
         )
-    made = from_arrays(
+    result = from_arrays(
         edge_index=np.array(pairs, dtype=np.int64).reshape(-1, 2).T,
         edge_weight=weights,
         repeated_edges=repeated_edges,
@@ -118,7 +118,7 @@ def from_networkx(
         na_values=na_values,
         name=name,
     )
-    return made if graph.is_directed() else replace(made, directed_weight=None)
+    return result if graph.is_directed() else replace(result, directed_weight=None)
 
 
 def _report_other_attributes(

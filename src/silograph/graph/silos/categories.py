@@ -21,6 +21,7 @@ import re
 import tomllib
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from silograph.core.errors import ConfigError, DataError
 from silograph.core.files import check_new_file, check_regular, write_atomic
 from silograph.core.run_file import toml_value
 from silograph.core.text import count_of, short_repr
+from silograph.graph.read.columns import MissingValues
 from silograph.graph.silos.prepare import cells_of, find_silos, find_table, read_raw
 from silograph.graph.silos.schema import COUNTED, Category, Schema, parse_schema, read_schema
 
@@ -77,17 +79,17 @@ def count_categories(
     path = find_table(next(iter(folders.values())), rules.nodes.table)
     assert path is not None  # by it the folder is known as a silo's
     table = read_raw(path, rules.reading)
-    words_by_feature = {}
+    missing, words_by_feature = _missing_in_lower_case(rules), {}
     for name, category in categories.items():
         column = table.name_of(category.column or name, f" for feature {name}")
         known = (cell for cell in cells_of(table, column, rules) if cell is not None)
         counts = Counter(cell.casefold() for cell in known)
         frequent = [word for word, n in counts.items() if n >= category.min_count]
-        words = sorted(word for word in frequent if _may_be_listed(word, category, rules))
+        words = sorted(word for word in frequent if _may_be_listed(word, category, missing))
         if len(words) < len(frequent):
             LOG.warning(
                 "%s: left out: %s of %s that no list may hold (longer than %d characters, not "
-                "printable, a formula, or the name of another column)",
+                "printable, a formula, a missing value, or the name of another column)",
                 path,
                 count_of(len(frequent) - len(words), "word"),
                 name,
@@ -169,14 +171,21 @@ def _is_plain(word: str) -> bool:
     )
 
 
-def _may_be_listed(word: str, category: Category, rules: Schema) -> bool:
+def _may_be_listed(word: str, category: Category, missing: MissingValues) -> bool:
     """Return whether a word may be a value: plain, no missing cell, and no other column's name.
 
     A word that counts as missing would make a category of all silos' missing cells.
+
+    Args:
+        word: in lower case.
+        category: whose value it is to be.
+        missing: with words in lower case.
     """
-    missing = {missing_word.casefold() for missing_word in rules.missing.words}
-    known = word.casefold() in missing or word in rules.missing
-    return _is_plain(word) and not known and word.casefold() not in category.extra_names
+    return _is_plain(word) and word not in missing and word not in category.extra_names
+
+
+def _missing_in_lower_case(rules: Schema) -> MissingValues:
+    return replace(rules.missing, words=frozenset(map(str.casefold, rules.missing.words)))
 
 
 def _check_number(words: Sequence[str], name: str, source: str) -> None:
@@ -215,16 +224,18 @@ def _read_list(
             f"{path}: expected a list with columns {', '.join(HEADER)}, as silograph prepare "
             f"--count-categories writes it, got {short_repr(header)}"
         )
+    missing = _missing_in_lower_case(rules)
     words: dict[str, set[str]] = {name: set() for name in categories}
     for line, row in enumerate(rows, start=2):
         is_known = len(row) == len(HEADER) and row[0] in words
-        if not is_known or not _may_be_listed(row[1], categories[row[0]], rules):
+        word = row[-1].casefold() if row else ""
+        if not is_known or not _may_be_listed(word, categories[row[0]], missing):
             raise DataError(
                 f"{path}, line {line}: expected a feature whose values are counted, and a "
                 f"printable word of at most {LONGEST_WORD} characters that is no formula, no "
                 f"missing value and not the name of another column, got {short_repr(row)}"
             )
-        words[row[0]].add(row[1].casefold())
+        words[row[0]].add(word)
     for name, of_feature in words.items():
         _check_number(sorted(of_feature), name, str(path))
     return words

@@ -53,6 +53,8 @@ from silograph.graph.partition.partition import Partition
 from silograph.graph.partition.split import TIME, choose_split, drawn_split
 from silograph.graph.read.columns import compact_features, integer_ids
 
+DIRECTIONS = ("out", "in")  # of edges to nodes of other silos: to the remote node, or from it
+
 
 @dataclass(frozen=True, eq=False)
 class CrossEdges:
@@ -184,20 +186,22 @@ class Silos:
 
 
 def one_sided_edges(
-    edges: Mapping[str, Iterable[tuple[str, str, str]]],
+    edges: Mapping[str, Iterable[tuple[str, str, str, str]]],
 ) -> dict[tuple[str, str], int]:
     """Return how many edges a silo lists that the other silo does not, by both names.
 
     Args:
-        edges: to nodes of other silos, by the silo that lists them: own key, other silo, its key.
-            Edges to silos that are not there are not looked at.
+        edges: to nodes of other silos, by the silo that lists them: own key, other silo, its key,
+            and the direction, one of `DIRECTIONS`, or "" where edges have none. Edges to silos
+            that are not there are not looked at.
     """
     listed = {silo: set(own_edges) for silo, own_edges in edges.items()}
+    turned = {"": "", **dict(zip(DIRECTIONS, reversed(DIRECTIONS), strict=True))}
     return Counter(
         (silo, other)
         for silo, own_edges in listed.items()
-        for own, other, remote in own_edges
-        if other in listed and (remote, silo, own) not in listed[other]
+        for own, other, remote, direction in own_edges
+        if other in listed and (remote, silo, own, turned[direction]) not in listed[other]
     )
 
 

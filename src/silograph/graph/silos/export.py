@@ -10,6 +10,7 @@ import os
 import re
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -28,9 +29,9 @@ from silograph.graph.partition.split import TIME
 from silograph.graph.read.arrays import PARTS
 from silograph.graph.read.ratings import SCALE
 from silograph.graph.read.tables import pyarrow
+from silograph.graph.silos.data import DIRECTIONS
 from silograph.graph.silos.read import (
     CROSS,
-    DIRECTIONS,
     EDGES,
     FEATURES,
     FEDERATION,
@@ -78,7 +79,7 @@ def write_silos(
         DataError: two clients hold the same node, or the format cannot hold a key or name; or
             `directed`, and every edge goes both ways.
     """
-    graph = with_directions(graph) if directed else graph
+    graph = with_directions(graph) if directed else replace(graph, directed_weight=None)
     target = Path(path)
     check_target(target, format)
     folders = _folders(partition.ids)
@@ -146,7 +147,7 @@ def _spec(graph: Graph, name: str) -> str:
         f"sparse = {toml_value(isinstance(graph.x, CSR))}\n"
         f"keys = {toml_value('integer' if integer else 'text')}\n"
         + "directed = true\n"
-        * (graph.edge_weight is not None and graph.edge_weight.dim() == 2)
+        * graph.is_directed
     )
 
 
@@ -189,8 +190,9 @@ def _tables(graph: Graph, partition: Partition, split: Split) -> Iterator[dict[s
     # Internal edges, each in one direction only, or in those that it has.
     once, weight = adj.row < adj.indices.long(), {}
     far_columns: dict[str, np.ndarray] = {}
-    if graph.edge_weight is not None and graph.edge_weight.dim() == 2:
-        assert adj.values is not None  # of both directions
+    if graph.is_directed:
+        assert graph.edge_weight is not None  # of both directions, and so are these
+        assert adj.values is not None
         assert halo.adj.values is not None
         once = ~adj.values[:, 0].isnan()
         far_values = halo.adj.values[by_slot].flatten()

@@ -6,7 +6,7 @@ n: nodes of a silo. F: features. K: classes.
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from itertools import combinations
+from itertools import combinations, compress
 from typing import Any
 
 import numpy as np
@@ -15,15 +15,15 @@ from torch import Tensor
 
 from silograph.core.text import count_of, printable
 from silograph.graph.graph import MISSING, Graph
-from silograph.graph.silos.data import Silo, one_sided_edges
+from silograph.graph.silos.data import DIRECTIONS, Silo, one_sided_edges
 from silograph.graph.silos.prepare import ONE_SIDED
 
 LEAST_ROWS = 20  # of a silo, or of a class, for a statement about a column
-DRIFT = 0.5  # distance of distributions from which it is named
+DRIFT_WARNING = 0.5  # distance of distributions from which it is named
 LEAK = 0.99  # area under the curve of a single column
-BINS = 24  # of a column's histogram
-# Columns that a schema makes for words and gaps that need not occur.
-MADE = (" other", " missing")
+HISTOGRAM_BINS = 24  # of a column's histogram
+# Ends of columns that `silograph prepare` adds for words and gaps that need not occur.
+ADDED_ENDINGS = (" other", " missing")
 
 
 @dataclass(frozen=True)
@@ -213,7 +213,7 @@ def _column(name: str, parts: Sequence[np.ndarray], ids: Sequence[str]) -> Colum
     }
     far = max(distances, key=lambda pair: distances[pair], default=None)
     low, high = (float(values.min()), float(values.max())) if len(values) else (0.0, 0.0)
-    bins = np.linspace(low, high, 1 + min(BINS, max(1, len(np.unique(values)))))
+    bins = np.linspace(low, high, 1 + min(HISTOGRAM_BINS, max(1, len(np.unique(values)))))
     return ColumnSummary(
         name,
         low,
@@ -240,16 +240,17 @@ def _column_warnings(
     """Yield what looks wrong about a column: parts (n,) of each silo."""
     name, values = column.column, np.concatenate(parts)
     whole = len(values) >= LEAST_ROWS and bool((values == np.round(values)).all())
-    is_made = name.endswith(MADE) and column.low == 0
+    is_prepared = any(silo.missing for silo in members)
+    is_added = is_prepared and name.endswith(ADDED_ENDINGS) and column.low == 0
     if column.low == column.high:
-        if not is_made:
+        if not is_added:
             yield f"{name} has one value everywhere ({column.low:g}): drop it"
     elif whole and any(_counts_rows(part) for part in parts):
         yield f"{name} numbers the rows of a silo: drop it"
     elif whole and len(np.unique(values)) == len(values):
         yield f"{name} has another whole number at each node, as a key has: drop it"
     for number, silo in enumerate(members):
-        if len(np.unique(parts[number])) == 1 and column.low != column.high and not is_made:
+        if len(np.unique(parts[number])) == 1 and column.low != column.high and not is_added:
             yield f"{name} has one value in {silo.name} ({parts[number][0]:g}), not in others"
     yield from _drift_warnings(column)
     for label, area in _areas(parts, members):
@@ -261,7 +262,7 @@ def _column_warnings(
 
 
 def _drift_warnings(column: ColumnSummary) -> Iterator[str]:
-    if column.drift > DRIFT:
+    if column.drift > DRIFT_WARNING:
         a, b = column.between
         yield (
             f"{column.column} differs between {a} and {b} (distance {column.drift:.2f} of 1): "
@@ -299,9 +300,17 @@ def _edge_warnings(members: Sequence[Silo]) -> Iterator[str]:
     """Yield what looks wrong about edges between silos."""
     edges = {}
     for silo in members:
-        own, remote, slots = silo.keys, silo.cross.keys, silo.cross.slot.tolist()
-        pairs = zip(silo.cross.row.tolist(), slots, strict=True)
-        edges[silo.name] = [(own[row], silo.cross.silo[slot], remote[slot]) for row, slot in pairs]
+        own, remote, cross = silo.keys, silo.cross.keys, silo.cross
+        directions: list[tuple[str, ...]] = [("",)] * len(cross.row)
+        if cross.directed_weight is not None:
+            is_listed = (~cross.directed_weight.isnan()).tolist()
+            directions = [tuple(compress(DIRECTIONS, each)) for each in is_listed]
+        ends = zip(cross.row.tolist(), cross.slot.tolist(), directions, strict=True)
+        edges[silo.name] = [
+            (own[row], cross.silo[slot], remote[slot], direction)
+            for row, slot, listed_directions in ends
+            for direction in listed_directions
+        ]
     for (one, other), number in sorted(one_sided_edges(edges).items()):
         listed = f"{one} lists {count_of(number, 'edge')} to {other}"
         yield f"{listed} that {other} does not list: {ONE_SIDED}"

@@ -29,7 +29,7 @@ from silograph.core.text import count_of, printable
 from silograph.graph.partition.split import TIME
 from silograph.graph.read.delimited import DecimalMark, read_delimited
 from silograph.graph.read.tables import Table, read_table, usable
-from silograph.graph.silos.data import one_sided_edges
+from silograph.graph.silos.data import DIRECTIONS, one_sided_edges
 from silograph.graph.silos.export import (
     PLAIN,
     Columns,
@@ -40,7 +40,6 @@ from silograph.graph.silos.export import (
 )
 from silograph.graph.silos.read import (
     CROSS,
-    DIRECTIONS,
     EDGES,
     FEATURES,
     FEDERATION,
@@ -70,6 +69,7 @@ ONE_SIDED = (
     "training refuses edges that only one silo lists: add them there, or with a schema write "
     'listed_by = "source"'
 )
+NO_LABELS = "no column of labels in its tables"
 ENDINGS = (".csv", ".tsv", ".txt", ".csv.gz", ".tsv.gz", ".txt.gz", ".parquet")
 HANDED_OVER = ("table", "row", "source", "target", "weight")
 
@@ -256,6 +256,8 @@ def read_graph_silo(
         missing[feature_name] = cells.count(None)
     x = np.stack([*columns.values()], axis=1) if columns else np.zeros((len(keys), 0))
     labels = _labels(table, schema, may_be_absent=fitted is not None)
+    notes = (NO_LABELS,) if labels is None else ()
+    labels = np.full(len(keys), "") if labels is None else labels
     nodes: dict[str, np.ndarray] = {"id": np.array(keys), "label": labels}
     if section.time is not None:
         nodes[TIME] = np.array(_times(table, section.time, section.format))
@@ -265,8 +267,6 @@ def read_graph_silo(
     listed: list[ListedEdge] = []
     for edge_name, edges in schema.edges.items():
         listed += _listed_edges(name, folder, edge_name, edges, schema)
-    has_labels = any(name in table.columns for name in names_of(section.label or ()))
-    notes = () if has_labels or section.label is None else ("no column of labels in its tables",)
     return RawSilo(name, tuple(keys), tables, tuple(columns), tuple(listed), fits, missing, notes)
 
 
@@ -328,17 +328,18 @@ def _keys(table: RawTable, section: NodeTable) -> list[str]:
     return list(first_row)
 
 
-def _labels(table: RawTable, schema: Schema, *, may_be_absent: bool) -> np.ndarray:
+def _labels(table: RawTable, schema: Schema, *, may_be_absent: bool) -> np.ndarray | None:
     """Return the names of the nodes' classes (n,), empty where not known.
 
-    Further tables, whose nodes are to be predicted, may have no column of labels.
+    None: further tables, whose nodes are to be predicted, have no column of labels.
     """
     section = schema.nodes
     assert section is not None
     labels = np.full(len(table), "", dtype=np.object_)
-    has_column = any(name in table.columns for name in names_of(section.label or ()))
-    if section.label is None or (may_be_absent and not has_column):
+    if section.label is None:
         return labels.astype(np.str_)
+    if may_be_absent and not any(name in table.columns for name in names_of(section.label)):
+        return None
     column = table.name_of(section.label)
     class_by_word = {name.casefold(): name for name in section.classes}
     for row, cell in enumerate(table.columns[column]):
@@ -744,7 +745,11 @@ def _with_one_sided(
 ) -> Iterator[PreparedSilo]:
     """Yield silos with notes on edges to others that these do not list, by tables of such edges."""
     edges = {
-        silo: zip(*(columns[name].tolist() for name in ("own", "silo", "remote")), strict=True)
+        silo: zip(
+            *(columns[name].tolist() for name in ("own", "silo", "remote")),
+            columns.get("direction", np.full(len(columns["own"]), "")).tolist(),
+            strict=True,
+        )
         for silo, columns in cross.items()
     }
     counts = one_sided_edges(edges)

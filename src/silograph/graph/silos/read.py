@@ -60,7 +60,7 @@ from silograph.graph.read.tables import (
     weights_by_direction,
     weights_of,
 )
-from silograph.graph.silos.data import CrossEdges, Silo, Silos
+from silograph.graph.silos.data import DIRECTIONS, CrossEdges, Silo, Silos
 
 # --- silo.toml: what the tables of a silo's folder mean ------------------------------------------
 
@@ -72,7 +72,6 @@ COLUMNS = (
     *("source", "target", "own", "silo", "remote", "weight", "direction"),
 )
 RATINGS, TRUST = "ratings", "trust"  # tables of a silo with ratings
-DIRECTIONS = ("out", "in")  # of edges to nodes of other silos: to the remote node, or from it
 OF_RATINGS = {"features": 2, "classes": 1}  # whether a node is a user or an item; one number
 TASKS = ("multiclass", "multilabel", "rating")
 IN_TOML = f"say so under [columns] of {SPEC}"
