@@ -65,7 +65,7 @@ def federate(
     config: RunConfig,
     venue: ServerSettings,
     *,
-    said: list[str] | None = None,
+    silo_lines: list[str] | None = None,
     run: Callable[..., Result] = serve,
     on_address: Callable[[str], None] = lambda _: None,
     reached: Callable[[Path, str], str] = lambda _, address: address,
@@ -80,7 +80,7 @@ def federate(
         silos: their folders; keys are made there.
         config: of the run.
         venue: of the server.
-        said: gets what the silos tell, and why they ended if they failed.
+        silo_lines: gets what the silos print, and why they ended if they failed.
         run: what the server does; called as `serve`.
         on_address: told where the server listens.
         reached: by which address a silo reaches it.
@@ -89,7 +89,7 @@ def federate(
         own_secrets: whether each silo has a secret in its folder, in place of that of all.
         how: what else a silo's `Attendance` has.
     """
-    heard: list[str] = [] if said is None else said
+    heard: list[str] = [] if silo_lines is None else silo_lines
     address: list[str] = []
     listening = threading.Event()
 

@@ -46,7 +46,7 @@ def test_silos_get_the_threshold_with_their_model(
     silos, lines = folders(graph, config, tmp_path / "silos"), list[str]()
     settings = replace(PLAIN, silos=tuple(silo.name for silo in silos))
     ours = federate(
-        silos, replace(config, out=str(tmp_path / "run")), settings, said=lines, keep=True
+        silos, replace(config, out=str(tmp_path / "run")), settings, silo_lines=lines, keep=True
     )
     simulated = replace(config, out=str(tmp_path / "simulated"))
     theirs = sg.run(graph, config=simulated, block_size=1)

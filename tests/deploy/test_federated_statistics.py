@@ -49,7 +49,9 @@ def trained(
     config = config_of(3, **OPTIONS | options)
     silos = folders(graph, config, path / "silos")
     venue = replace(PLAIN, silos=tuple(silo.name for silo in silos))
-    result = federate(silos, replace(config, out=str(path / "run")), venue, said=said, keep=True)
+    result = federate(
+        silos, replace(config, out=str(path / "run")), venue, silo_lines=said, keep=True
+    )
     return result, sg.run(graph, config=config, block_size=1), silos
 
 

@@ -210,7 +210,7 @@ def test_silos_that_do_not_fit(make_graph: Callable[..., Graph], tmp_path: Path)
         DataError,
         match="expected the same features at every silo, got 7 at client_00 and 9 at client_01",
     ) as failure:
-        federate([one, other], config, PLAIN, said=said)
+        federate([one, other], config, PLAIN, silo_lines=said)
     assert said.count(str(failure.value)) == 2
 
 
@@ -221,7 +221,7 @@ def test_only_the_silo_itself_names_the_nodes_of_an_edge(tmp_path: Path) -> None
     (tmp_path / "secret").write_bytes(bytes(20))
     said: list[str] = []
     with pytest.raises(DataError) as failure:
-        federate([north, south], config_of(2, **BASE | {"split": "public"}), PLAIN, said=said)
+        federate([north, south], config_of(2, **BASE | {"split": "public"}), PLAIN, silo_lines=said)
     assert str(failure.value) == (
         "expected both owners of a cross-silo edge to list it, got 1 of south that lead to north, "
         "which does not list them with the same weights: south itself says which, where it was "
@@ -239,7 +239,7 @@ def test_silos_without_the_same_secret_are_told_to_look_there(
     for number, path in enumerate(silos):
         (path / "secret").write_bytes(bytes([number]) * 32)
     with pytest.raises(DataError, match="expected both owners of a cross-silo edge"):
-        federate(silos, config, PLAIN, said=said, own_secrets=True)
+        federate(silos, config, PLAIN, silo_lines=said, own_secrets=True)
     for other in ("client_00", "client_01"):
         line = (
             f"; as these are all: see first whether {other} has the same secret, or other weights"
@@ -266,7 +266,7 @@ def test_the_first_of_many_edges_is_named(tmp_path: Path) -> None:
     said: list[str] = []
     config = config_of(2, **BASE | {"split": "public"})
     with pytest.raises(DataError, match="got 1200 of north that lead to south, which does not"):
-        federate([north, south], config, PLAIN, said=said)
+        federate([north, south], config, PLAIN, silo_lines=said)
     (named,) = [line for line in said if "the first is" in line]
     assert "got 1200 of north" in named
     assert "the first is from 'b' to 'k0': list it" in named
@@ -440,7 +440,9 @@ def test_a_failed_run_is_told_to_the_silos(
     config = config_of(2, **BASE | {"method": "fedavg", "optimizer": "sgd", "lr": 1e30})
     said: list[str] = []
     with pytest.raises(TrainingError) as failure:
-        federate(folders(make_graph(60), config, tmp_path / "silos"), config, PLAIN, said=said)
+        federate(
+            folders(make_graph(60), config, tmp_path / "silos"), config, PLAIN, silo_lines=said
+        )
     assert said.count(str(failure.value)) == 2
 
 

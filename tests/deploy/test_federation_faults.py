@@ -197,7 +197,7 @@ def test_a_run_that_needs_all_silos_ends_with_one_line(
     with pytest.raises(
         ProtocolError, match=rf"expected at least 3 silos .* got 2; client_02: .*{says}"
     ) as failure:
-        federate(silos[:2], config, replace(PLAIN, rejoin=0.0), said=said, on_address=start)
+        federate(silos[:2], config, replace(PLAIN, rejoin=0.0), silo_lines=said, on_address=start)
     for thread in threads:
         thread.join()
     assert said.count(str(failure.value)) == 2
@@ -328,7 +328,7 @@ def test_what_a_server_cannot_go_on_with(
         return resume_server(tmp_path / "out", PLAIN, **named)
 
     with pytest.raises(CheckpointError, match="expected client_00 to go on, got: "):
-        federate(silos, config, PLAIN, run=again, said=said)
+        federate(silos, config, PLAIN, run=again, silo_lines=said)
     (silos[0] / "key.pem").unlink()
     with pytest.raises(ConfigError, match="expected 2 silos within 3 s, got 1"):
         federate(
@@ -338,7 +338,7 @@ def test_what_a_server_cannot_go_on_with(
             run=lambda *_, **named: resume_server(
                 tmp_path / "out", replace(PLAIN, patience=3.0), **named
             ),
-            said=said,
+            silo_lines=said,
             patience=1.0,
         )
     assert any("expected the key that client_00 is registered with" in line for line in said)

@@ -89,7 +89,7 @@ def through(
         run=run,
         on_address=proxy.forward_to,
         reached=reached,
-        said=said,
+        silo_lines=said,
         **how,
     )
 
@@ -204,7 +204,7 @@ def test_a_silo_without_network_is_missed_for_a_while(
         todo={1: lambda: proxy.cut(reset=reset), 3: back},
         venue=replace(PLAIN, least=2),
         all_silos=False,
-        said=said,
+        silo_lines=said,
     )
     took_part: dict[int, set[int]] = {}
     for record in result.ledger.records:

@@ -99,7 +99,9 @@ def test_the_run_continues_bit_for_bit(
 
     said: list[str] = []
     server = Stopped(monkeypatch, IN_A_ROUND, again, count=2)
-    result = federate(silos, config, PLAIN, run=server.run, on_address=server.listens, said=said)
+    result = federate(
+        silos, config, PLAIN, run=server.run, on_address=server.listens, silo_lines=said
+    )
     whole = sg.run(graph, config=replace(config, out=None), block_size=1)
     assert same_bits(weights_of(result), weights_of(whole))
     assert result.ledger.records == whole.ledger.records
@@ -116,7 +118,7 @@ def test_silos_that_do_not_wait(
     silos = folders(make_graph(60), config, tmp_path / "silos")
     said: list[str] = []
     server = Stopped(monkeypatch, IN_A_ROUND, count=2)
-    federate(silos, config, PLAIN, run=server.run, said=said, waits=False)
+    federate(silos, config, PLAIN, run=server.run, silo_lines=said, waits=False)
     assert said.count("the server was interrupted") == 2
     assert len(list(tmp_path.glob("silos/*/state/*/agreed.json"))) == 2  # they may be started again
 
@@ -128,7 +130,9 @@ def test_silos_that_have_agreed_to_nothing_wait_for_any_run(
     silos = folders(make_graph(60), config, tmp_path / "silos")
     said: list[str] = []
     server = Stopped(monkeypatch, BEFORE_SILOS_ARE_THERE, serve)
-    result = federate(silos, config, PLAIN, run=server.run, on_address=server.listens, said=said)
+    result = federate(
+        silos, config, PLAIN, run=server.run, on_address=server.listens, silo_lines=said
+    )
     assert result.stopped == "all 3 rounds"
     assert any(WAITS in line for line in said)
 
@@ -144,7 +148,7 @@ def test_silos_do_not_wait_for_a_run_that_nobody_can_continue(
     config = config_of(2, **BASE, out=None if out is None else str(tmp_path / out))
     silos = folders(make_graph(60), config, tmp_path / "silos")
     said: list[str] = []
-    federate(silos, config, PLAIN, run=Stopped(monkeypatch, place).run, said=said)
+    federate(silos, config, PLAIN, run=Stopped(monkeypatch, place).run, silo_lines=said)
     assert said.count("the server was interrupted") == 2
 
 
@@ -156,7 +160,7 @@ def test_a_server_that_does_not_come_back(
     silos = folders(make_graph(60), config, tmp_path / "silos")
     said: list[str] = []
     server = Stopped(monkeypatch, IN_A_ROUND)
-    federate(silos, config, PLAIN, run=server.run, said=said, patience=0.2)
+    federate(silos, config, PLAIN, run=server.run, silo_lines=said, patience=0.2)
     assert sum("within 0.2 s, got: " in line for line in said if "run failed" not in line) == 2
 
 
@@ -174,7 +178,7 @@ def test_a_stop_after_the_end_is_an_end(
     silos = folders(make_graph(60), config, tmp_path / "silos")
     said: list[str] = []
     place = "silograph.experiment.run.run.add_report"
-    federate(silos, config, PLAIN, run=Stopped(monkeypatch, place).run, said=said)
+    federate(silos, config, PLAIN, run=Stopped(monkeypatch, place).run, silo_lines=said)
     assert said.count("the run is over") == 2
     with pytest.raises(ConfigError, match="got a complete one"):
         resume_server(tmp_path / "out", PLAIN)

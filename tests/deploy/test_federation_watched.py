@@ -290,7 +290,7 @@ def test_a_server_hears_nothing_of_the_edge_that_a_silo_explains(tmp_path: Path)
         return serve(*given, report=both(told.append, report))
 
     with pytest.raises(DataError, match="south itself says which"):
-        federate(silos, config_of(2, split="public"), PLAIN, said=said, run=run)
+        federate(silos, config_of(2, split="public"), PLAIN, silo_lines=said, run=run)
     assert any("90bd42" in line for line in said)  # the silo's own log may
     assert leaked(" ".join(map(repr, told)), [], OWN) == []
     assert told[-1].what is What.ENDED

@@ -56,7 +56,7 @@ def federated(
     path, said = tmp_path_factory.mktemp("federation"), list[str]()
     config = config_of(2, **OPTIONS | request.param)
     silos = folders(rating_graph(), config, path / "silos")
-    result = federate(silos, config, PLAIN, said=said, keep=True)
+    result = federate(silos, config, PLAIN, silo_lines=said, keep=True)
     result_folders = [Path(line.partition(" are in ")[2]) for line in said if " are in " in line]
     return result, silos, result_folders
 

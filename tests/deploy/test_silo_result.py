@@ -52,7 +52,7 @@ class Federated:
         self.config = config_of(2, **BASE | options)
         self.silos = folders(graph, self.config, path / "silos")
         self.said: list[str] = []
-        self.result = federate(self.silos, self.config, venue, said=self.said, keep=True)
+        self.result = federate(self.silos, self.config, venue, silo_lines=self.said, keep=True)
         self.simulated: Result = sg.run(graph, config=self.config, block_size=1)
         self.folders = [
             Path(line.partition(" are in ")[2]) for line in self.said if " are in " in line
@@ -256,7 +256,7 @@ def test_nothing_is_overwritten(make_graph: MakeGraph, tmp_path: Path) -> None:
     config = config_of(2, **BASE)
     silos = folders(graph, config, tmp_path / "silos")
     said: list[str] = []
-    federate(silos[:1], config, PLAIN, run=lambda *_, **__: None, said=said, out=tmp_path)  # type: ignore[arg-type]
+    federate(silos[:1], config, PLAIN, run=lambda *_, **__: None, silo_lines=said, out=tmp_path)  # type: ignore[arg-type]
     assert said == []
 
 
@@ -289,7 +289,7 @@ def test_a_disk_that_is_full_costs_the_silo_its_result_only(
     for silo in silos:
         (silo / "results").touch()  # no folder can be made there
     said: list[str] = []
-    federate(silos, config, PLAIN, said=said, keep=True)
+    federate(silos, config, PLAIN, silo_lines=said, keep=True)
     assert sum(line.startswith("refused: expected to write ") for line in said) == 2
     assert caplog.text.count("has not taken the result of the run: expected to write ") == 2
     assert said.count("the run is over") == 2

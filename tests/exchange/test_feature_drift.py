@@ -63,17 +63,17 @@ def test_no_small_count_is_left_and_cumulative_ones_hardly_change(
 def test_distances_are_those_of_binned_samples() -> None:
     counts = torch.randint(0, 5, (4, 3, BINS), generator=torch.Generator().manual_seed(0))
     counts[2, 1] = 0  # a client without counts
-    found = drift_distances(counts)
+    distances = drift_distances(counts)
     places = np.arange(BINS)
     for client in range(4):
         for feature in range(3):
             own = np.repeat(places, counts[client, feature])
             total = counts[:, feature].sum(0) - counts[client, feature]
             if not len(own):
-                assert found[client, feature] == UNKNOWN
+                assert distances[client, feature] == UNKNOWN
                 continue
             expected = ks_2samp(own, np.repeat(places, total)).statistic
-            assert float(found[client, feature]) == pytest.approx(expected, abs=1e-12)
+            assert float(distances[client, feature]) == pytest.approx(expected, abs=1e-12)
     assert bool((drift_distances(counts[:1]) == UNKNOWN).all())  # one client has no others
 
 
@@ -104,8 +104,8 @@ def test_distances_of_a_run_are_those_of_its_training_nodes(
         for client in range(3):
             own = owner[train] == client
             expected = ks_2samp(bins[own, feature], bins[~own, feature]).statistic
-            found = float(result.feature_drift[str(feature)][client])
-            assert found == pytest.approx(expected, abs=1e-12)
+            distance = float(result.feature_drift[str(feature)][client])
+            assert distance == pytest.approx(expected, abs=1e-12)
     assert next(iter(result.feature_drift)) == "1"
     assert result.feature_drift["1"][1] == 1
     assert not bool(result.feature_drift["2"].any())

@@ -223,8 +223,8 @@ def test_weights_of_both_directions() -> None:
     assert dict(zip(pairs, graph.edge_weight.tolist(), strict=True))[0, 1] == 4
     ways = with_directions(graph).edge_weight
     assert ways is not None
-    found = dict(zip(pairs, ways.nan_to_num(-1).tolist(), strict=True))
-    assert found == {
+    weights = dict(zip(pairs, ways.nan_to_num(-1).tolist(), strict=True))
+    assert weights == {
         (0, 1): [5, 3],
         (1, 0): [3, 5],
         (1, 2): [2, -1],

@@ -730,9 +730,9 @@ def test_scores_of_each_class_are_in_the_result_and_on_the_page(done: Result, ou
     # On the page they are of the uncut view, as the confusion matrix beside them is.
     assert "Test scores of each class, uncut view" in page.text
     matrix = np.array(result_of(out)["confusion"])
-    true, found = (np.repeat(ids.ravel(), matrix.ravel()) for ids in np.indices(matrix.shape))
+    true, predicted = (np.repeat(ids.ravel(), matrix.ravel()) for ids in np.indices(matrix.shape))
     parts = precision_recall_fscore_support(
-        true, found, labels=range(len(rows)), zero_division=np.nan
+        true, predicted, labels=range(len(rows)), zero_division=np.nan
     )
     for row, shown, scores, nodes in zip(
         rows, table[1:], np.transpose(parts[:3]), parts[3], strict=True

@@ -306,15 +306,15 @@ def test_a_session_has_the_bits_of_a_simulation(
     silos = folders(graph, config, tmp_path / "silos")
     settings = ServerSettings("127.0.0.1:0", seconds=60, insecure=True)
     settings = replace(settings, silos=tuple(silo.name for silo in silos))
-    said = list[str]()
+    silo_lines = list[str]()
     out = str(tmp_path / "run")
-    ours = federate(silos, replace(config, out=out), settings, said=said, keep=True)
+    ours = federate(silos, replace(config, out=out), settings, silo_lines=silo_lines, keep=True)
     theirs = sg.run(graph, config=config, block_size=1)
     assert same_bits(weights_of(ours), weights_of(theirs))
     assert ours.test.server == theirs.test.server
     lines = [[r.to_line() for r in result.ledger.since(0)] for result in (ours, theirs)]
     assert lines[0] == lines[1]
-    results = [Path(line.partition(" are in ")[2]) for line in said if " are in " in line]
+    results = [Path(line.partition(" are in ")[2]) for line in silo_lines if " are in " in line]
     assert len(results) == len(silos)
     assert theirs.model is not None
     for folder in results:
