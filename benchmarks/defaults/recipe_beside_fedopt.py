@@ -1,7 +1,9 @@
 """Every method's default beside FedOpt's on Cora and Photo, and defaults that were tried."""
 
+import sys
 from functools import cache
 from itertools import product
+from pathlib import Path
 from typing import Any
 
 from silograph.core.config import Scalar
@@ -9,18 +11,13 @@ from silograph.experiment.terminal_table import markdown_table
 from silograph.study.cells import Cell, Line
 from silograph.study.reproduce import Page, Recipe, StudyLines, cell
 
+sys.path.insert(0, str(Path(__file__).parent))
+
+from small_sage import ADAM_STEP, SMALL_SAGE
+
 # Everything that decides a cell stands here, so that a change of the defaults changes no cell.
-PROTOCOL: dict[str, Any] = {
-    "split": "0.2/0.4/0.4",
-    "largest_component": False,
-    "normalize": "none",
+PROTOCOL: dict[str, Any] = SMALL_SAGE | {
     "participation": 1.0,
-    "model": "sage",
-    "layers": 2,
-    "hidden": 32,
-    "dropout": 0.5,
-    "rounds": 50,
-    "momentum": 0.0,
     "weight_decay": 5e-4,
     "local_epochs": 1,
     "server_optimizer": "none",
@@ -31,13 +28,7 @@ KEPT = ADAM | {"keep_optimizer": True}
 SGD: dict[str, Any] = {"optimizer": "sgd", "lr": 0.1, "keep_optimizer": False}
 SHORT = SGD | {"lr": 0.02, "local_epochs": 5}
 LONG = SGD | {"local_epochs": 10}
-STEP: dict[str, Scalar] = {
-    "server_lr": 0.01,
-    "server_beta1": 0.9,
-    "server_beta2": 0.99,
-    "server_relative_tau": 0.01,
-}
-STEPS: dict[str, Any] = {"server_optimizer": "adam", "options": STEP}
+STEPS: dict[str, Any] = {"server_optimizer": "adam", "options": ADAM_STEP}
 SPLITS: dict[str, Scalar] = {"epsilon1": 0.05, "epsilon2": 0.1, "warmup": 20}
 CURVES: dict[str, Any] = {"method": "gcflplus", "options": SPLITS | {"sequence": 5}}
 GENERATOR: dict[str, Scalar] = {
@@ -74,9 +65,9 @@ METHODS: dict[str, dict[str, Any]] = {
     "gcflplus": CURVES | ADAM,
     "fedpub": {"method": "fedpub", **KEPT, "options": PUB},
     "fedsageplus": FEDSAGE | ADAM,
-    "fedgraph": {"method": "fedgraph", **SGD, **STEPS, "options": STEP | DROPPED},
+    "fedgraph": {"method": "fedgraph", **SGD, **STEPS, "options": ADAM_STEP | DROPPED},
     "fedais": {"method": "fedais", **SGD, **STEPS, "lr": 0.01, "local_epochs": 2}
-    | {"options": STEP | IMPORTANT, "weight_decay": 0.0},
+    | {"options": ADAM_STEP | IMPORTANT, "weight_decay": 0.0},
     "label_guided": {"method": "label_guided", **KEPT},
     "bns": {"method": "bns", **KEPT, "options": {"rate": 0.1}},
     "cagnet": {"method": "cagnet", **KEPT},
@@ -92,11 +83,14 @@ TRIED: dict[str, dict[str, Any]] = {
     "fedper, five of SGD .02, step": METHODS["fedper"]
     | SHORT
     | STEPS
-    | {"options": STEP | {"private": 1}},
+    | {"options": ADAM_STEP | {"private": 1}},
     "fedper, ten of SGD .1": METHODS["fedper"] | LONG,
     "gcfl, ten of SGD .1": METHODS["gcfl"] | LONG,
     "gcflplus, ten of SGD .1": CURVES | LONG,
-    "fedsageplus, five of SGD .02, step": FEDSAGE | SHORT | STEPS | {"options": STEP | GENERATOR},
+    "fedsageplus, five of SGD .02, step": FEDSAGE
+    | SHORT
+    | STEPS
+    | {"options": ADAM_STEP | GENERATOR},
     "fedpub, Adam built anew": METHODS["fedpub"] | ADAM,
 }
 ALL = METHODS | TRIED

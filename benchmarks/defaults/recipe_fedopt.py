@@ -1,8 +1,10 @@
 """FedOpt's default: local steps against their rate, by graph, cut and number of clients."""
 
 import statistics
+import sys
 from collections.abc import Sequence
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 from silograph.core.config import Scalar
@@ -10,28 +12,18 @@ from silograph.experiment.terminal_table import markdown_table
 from silograph.study.cells import Cell, Line
 from silograph.study.reproduce import Page, Recipe, StudyLines, cell, spread
 
+sys.path.insert(0, str(Path(__file__).parent))
+
+from small_sage import ADAM_STEP, SMALL_SAGE
+
 # Everything that decides a cell stands here, so that a change of the defaults changes no cell.
-PROTOCOL: dict[str, Any] = {
-    "split": "0.2/0.4/0.4",
-    "largest_component": False,
-    "normalize": "none",
-    "model": "sage",
-    "layers": 2,
-    "hidden": 32,
-    "dropout": 0.5,
-    "rounds": 50,
+PROTOCOL: dict[str, Any] = SMALL_SAGE | {
     "method": "fedopt",
     "optimizer": "sgd",
-    "momentum": 0.0,
     "keep_optimizer": False,
     "weight_decay": 5e-4,
     "server_optimizer": "adam",
-    "options": {
-        "server_lr": 0.01,
-        "server_beta1": 0.9,
-        "server_beta2": 0.99,
-        "server_relative_tau": 0.01,
-    },
+    "options": ADAM_STEP,
     "speeds": "equal",
     "links": "10:0.05",
 }

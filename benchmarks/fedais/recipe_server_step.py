@@ -1,8 +1,10 @@
 """FedAIS with a server step, beside FedAll with the same training and FedOpt, by cut and size."""
 
 import statistics
+import sys
 from collections.abc import Sequence
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 from silograph.core.config import Scalar
@@ -10,22 +12,15 @@ from silograph.experiment.terminal_table import markdown_table
 from silograph.study.cells import Cell, Line
 from silograph.study.reproduce import Page, Recipe, StudyLines, cell, scores_of, spread
 
-PROTOCOL: dict[str, Any] = {
-    "split": "0.2/0.4/0.4",
-    "largest_component": False,
-    "normalize": "none",
-    "model": "sage",
-    "layers": 2,
-    "hidden": 32,
-    "dropout": 0.5,
-    "rounds": 50,
-    "momentum": 0.0,
+sys.path.insert(0, str(Path(__file__).parents[1] / "defaults"))
+
+from small_sage import ADAM_STEP, SMALL_SAGE
+
+PROTOCOL: dict[str, Any] = SMALL_SAGE | {
     "keep_optimizer": False,
     "speeds": "equal",
     "links": "10:0.05",
 }
-ADAM_STEP = {"server_lr": 0.01, "server_beta1": 0.9, "server_beta2": 0.99}
-ADAM_STEP |= {"server_relative_tau": 0.01}
 STEP: dict[str, Any] = {"server_optimizer": "adam", "options": ADAM_STEP, "optimizer": "sgd"}
 UNBIASED: dict[str, Any] = {"lr": 0.01, "local_epochs": 2, "weight_decay": 0.0, **STEP}
 UNBIASED |= {"options": ADAM_STEP | {"unbiased": True}}

@@ -1,7 +1,9 @@
 """FedAIS' plain mean of losses beside the weighted one whose steps are unbiased, by ratio."""
 
 import statistics
+import sys
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 from silograph.core.config import Scalar
@@ -9,32 +11,21 @@ from silograph.experiment.terminal_table import markdown_table
 from silograph.study.cells import Cell, Line
 from silograph.study.reproduce import Page, Recipe, StudyLines, cell, spread
 
+sys.path.insert(0, str(Path(__file__).parents[1] / "defaults"))
+
+from small_sage import ADAM_STEP, SMALL_SAGE
+
 # Everything that decides a cell stands here, so that a change of the defaults changes no cell.
-PROTOCOL: dict[str, Any] = {
-    "split": "0.2/0.4/0.4",
-    "largest_component": False,
-    "normalize": "none",
-    "model": "sage",
-    "layers": 2,
-    "hidden": 32,
-    "dropout": 0.5,
-    "rounds": 50,
+PROTOCOL: dict[str, Any] = SMALL_SAGE | {
     "method": "fedais",
     "optimizer": "sgd",
     "lr": 0.01,
-    "momentum": 0.0,
     "weight_decay": 0.0,
     "local_epochs": 2,
     "keep_optimizer": False,
     "server_optimizer": "adam",
     "clients": 10,
     "partition": "random",
-}
-STEP: dict[str, Scalar] = {
-    "server_lr": 0.01,
-    "server_beta1": 0.9,
-    "server_beta2": 0.99,
-    "server_relative_tau": 0.01,
 }
 RATIOS = (0.1, 0.3, 0.5, 0.7, 0.9)
 SEEDS = {"cora": (0, 1, 2), "amazon_photo": (0,)}
@@ -49,7 +40,13 @@ def cell_of(dataset: str, ratio: float, unbiased: bool, seed: int) -> Cell:
         "unbiased": unbiased,
         "seed": seed,
     }
-    options = STEP | {"tau": 2, "batches": 10, "drawn": 10, "ratio": ratio, "unbiased": unbiased}
+    options = ADAM_STEP | {
+        "tau": 2,
+        "batches": 10,
+        "drawn": 10,
+        "ratio": ratio,
+        "unbiased": unbiased,
+    }
     return cell(labels, **PROTOCOL, dataset=dataset, seed=seed, options=options)
 
 
