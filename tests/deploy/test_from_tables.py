@@ -56,7 +56,9 @@ def write_tables(folder: Path, name: str, n: int = 40) -> None:
     (folder / "transfers.csv").write_text("\n".join(["payer,payee", *edges]) + "\n")
 
 
-def test_banks_with_lists_for_each_other(tmp_path: Path, capsys: Capture) -> None:
+def test_banks_with_lists_for_each_other(
+    tmp_path: Path, capsys: Capture, caplog: pytest.LogCaptureFixture
+) -> None:
     schema = tmp_path / "schema.toml"
     schema.write_text(SCHEMA)
     for name in BANKS:
@@ -91,6 +93,17 @@ def test_banks_with_lists_for_each_other(tmp_path: Path, capsys: Capture) -> Non
         assert run_app([*words, "--out", str(out[0])]) == 0
         assert run_app(["predict", str(run), "--data", str(folder), "--out", str(out[1])]) == 0
         assert out[0].read_bytes() == out[1].read_bytes()
+        # New nodes need no labels, and edges that are left out are named.
+        new = tmp_path / name / "new"
+        write_tables(new, name)
+        accounts = (new / "accounts.csv").read_text().splitlines()
+        (new / "accounts.csv").write_text("\n".join(r.rpartition(",")[0] for r in accounts) + "\n")
+        caplog.clear()
+        words[3] = str(new)
+        assert run_app([*words, "--out", str(tmp_path / f"{name}_new.csv")]) == 0
+        assert f"{name}: left out: 20 edges to" in caplog.text
+        assert "column of labels" not in caplog.text
+        assert "edges_for" not in caplog.text
         # What was saved with the run is checked, and its absence says what to do.
         prepared = run / "prepared.json"
         prepared.write_text(prepared.read_text().replace("N*", "M*"))

@@ -98,6 +98,16 @@ def test_every_batch_reads_all_that_it_has_drawn(make_graph: MakeGraph, tau: int
     assert drawn != pytest.approx(fresh, abs=1e-6)  # batches without an exchange lack rows
 
 
+def test_who_trains_on_all_nodes_has_no_weights(make_graph: MakeGraph) -> None:
+    """Nothing is drawn, so unbiased steps are the plain mean, to the bit."""
+    block, _, _ = cut_of(make_graph(60), 3, "random")
+    change, passes = torch.ones(len(block.row_key)), torch.ones(3, dtype=torch.int32)
+    for unbiased in (True, False):
+        nodes = draw_nodes(config(unbiased=unbiased), block, change, passes, KEY, 0.7)
+        assert nodes.loss_weights is None
+        assert nodes.sample.off.diff().tolist() == block.num_train.tolist()
+
+
 def test_weights_of_losses_make_every_step_unbiased(make_graph: MakeGraph) -> None:
     """In the mean over draws a batch's sum of weighed numbers is their mean over the client."""
     block, _, _ = cut_of(make_graph(120), 3, "random")

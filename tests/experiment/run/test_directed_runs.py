@@ -18,6 +18,7 @@ from silograph.cli import run_app
 from silograph.core.errors import ConfigError, DataError
 from silograph.deploy.server_settings import ServerSettings
 from silograph.experiment.run.predictions import predict_to
+from silograph.graph.block.block import extended
 from silograph.graph.graph import Graph, fingerprint, largest_component, subgraph, with_directions
 from silograph.graph.silos.data import silo_fingerprint
 from silograph.methods import METHODS
@@ -386,3 +387,20 @@ def test_a_model_predicts_on_few_nodes_whose_edges_happen_to_be_symmetric(
     few = sg.from_arrays(edge_index=np.array(edges, dtype=np.int64), x=x, y=[0, 1, 2])
     assert not few.is_directed
     assert len(model.predict(few)) == 3
+
+
+def test_collected_neighbors_see_edges_the_other_way_round(graph: Graph, cut_block: Any) -> None:
+    """The two ends of each edge agree on its weights, and an own row keeps those of its halo."""
+    block = cut_block(with_directions(graph), 3)[0]
+    slots = torch.arange(len(block.halo.key))
+    features = torch.zeros(len(slots), block.num_features, dtype=block.x.dtype)
+    larger = extended(block, slots, block.halo.off, features)
+    assert len(larger.row_key) == len(block.row_key) + len(slots)
+    values, order = larger.adj.values, larger.adj.by_column
+    assert values is not None
+    torch.testing.assert_close(values, values[order].flip(1), rtol=0, atol=0, equal_nan=True)
+    assert block.adj.values is not None
+    assert block.halo.adj.values is not None
+    halo = block.halo.adj.values
+    expected = torch.cat([block.adj.values, halo, halo.flip(1)])
+    assert sorted(values.nan_to_num(-1).tolist()) == sorted(expected.nan_to_num(-1).tolist())

@@ -119,6 +119,14 @@ def test_sums_do_not_depend_on_the_order_of_the_list(
     )
 
 
+def test_weights_of_one_all_together_are_none_in_the_fingerprint() -> None:
+    """Also where the weights of directions, which it does not read, are others."""
+    both_ways, one_way = [(0, 1, 0.0), (1, 0, 1.0)], [(0, 1, 0.0), (0, 1, 1.0)]
+    graphs = [arrays(edges, repeated_edges="sum") for edges in (both_ways, one_way)]
+    assert graphs[0].directed_weight is not None
+    assert fingerprint(graphs[0]) == fingerprint(graphs[1])
+
+
 LISTED: list[Edge] = [(0, 1, 2.0), (1, 2, 1.0), (1, 0, 0.5), (0, 1, 4.0), (3, 4, 1.5), (2, 2, 9.0)]
 
 

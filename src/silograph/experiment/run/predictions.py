@@ -28,7 +28,7 @@ from silograph.graph.datasets import check_columns, check_na_values, find_source
 from silograph.graph.graph import Graph
 from silograph.graph.read.tables import RepeatedEdges, pyarrow
 from silograph.graph.silos.data import Silo, Silos
-from silograph.graph.silos.prepare import NO_LABELS, PREPARED, prepare
+from silograph.graph.silos.prepare import EDGES_FOR, NO_LABELS, PREPARED, prepare
 from silograph.graph.silos.read import SPEC, is_silo, read_silo, read_spec
 from silograph.nn.own_module import Make
 from silograph.task.registry import task_of
@@ -160,7 +160,8 @@ def predict_tables_to(
     with tempfile.TemporaryDirectory(prefix="silograph-") as made:
         for silo in prepare(tables, like=folder if like is None else like, out=Path(made) / "silo"):
             for note in silo.notes:
-                if note != NO_LABELS:  # which nodes to be predicted need not have
+                # Nodes to be predicted need no labels, and nobody waits for lists of their edges.
+                if note != NO_LABELS and EDGES_FOR not in note:
                     LOG.warning("%s: %s", silo.name, note)
         return predict_to(run, Path(made) / "silo", out, model=model, client=client)
 
