@@ -64,7 +64,7 @@ def through(
     todo: dict[int, Callable[[], None]],
     venue: ServerSettings = PLAIN,
     all_silos: bool = True,
-    said: list[str] | None = None,
+    silo_lines: list[str] | None = None,
     hidden: int = 8,
     rounds: int = BASE["rounds"],
     **how: Any,
@@ -89,7 +89,7 @@ def through(
         run=run,
         on_address=proxy.forward_to,
         reached=reached,
-        silo_lines=said,
+        silo_lines=silo_lines,
         **how,
     )
 
@@ -149,7 +149,7 @@ def test_a_round_that_lost_its_network_is_done_again(
 
     monkeypatch.setattr(Session, "call", breaking)
     with running([heal]):
-        result = through(proxy, graph, tmp_path, method=method, todo={}, said=said)
+        result = through(proxy, graph, tmp_path, method=method, todo={}, silo_lines=said)
     assert_as_if_nothing_had_been(result, graph, method)
     for name in ("client_00", "client_01", "client_02"):
         assert f"has lost {name}: expected an answer, got the end of the" in caplog.text
