@@ -23,6 +23,7 @@ from silograph.core.payload import (
     Ragged,
     Stacked,
     State,
+    StateField,
     offsets,
     tensors_under,
 )
@@ -174,7 +175,7 @@ def visit(
     """Count visits, and keep drawn rows of the own nodes at the first."""
     first = "visits" not in state
     visits = torch.ones(block.num_clients) if first else state["visits"].t + 1
-    new: dict[str, Stacked | Ragged] = {**state, "visits": Stacked(visits)}
+    new: dict[str, StateField] = {**state, "visits": Stacked(visits)}
     if first:
         new["seen"] = Ragged(key.uniform(block.row_key), block.off)
     reply: dict[str, Field] = {

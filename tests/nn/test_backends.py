@@ -36,6 +36,7 @@ from silograph.nn.fit import (
     TrainingInputs,
     stacked_copies,
     untouched_rows_after,
+    whole_memory,
 )
 from silograph.nn.forward import Stage
 from silograph.nn.masked import Near, SparseMasks
@@ -236,7 +237,7 @@ def test_optimizers_and_starts(
         if keep:  # and on from there
             after, _ = case.run("torch")
             weights = {name: whole(w) for name, w in after.weights.items()}
-            assert_equal(replace(case, start=weights, memory=after.memory))
+            assert_equal(replace(case, start=weights, memory=whole_memory(after.memory)))
 
 
 @pytest.mark.law(sample=6)

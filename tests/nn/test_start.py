@@ -20,7 +20,7 @@ from silograph.graph.graph import Graph
 from silograph.nn.backends import BACKENDS
 from silograph.nn.conv import Params
 from silograph.nn.correction import Proximal, Shift
-from silograph.nn.fit import Fitted, Schedule, Start, Training, TrainingInputs
+from silograph.nn.fit import Fitted, Schedule, Start, Training, TrainingInputs, whole_memory
 from silograph.nn.mini_batches import Fanout
 from silograph.nn.model import Model
 from silograph.nn.optim import SGD, Adam
@@ -84,7 +84,8 @@ def dense(field: Stacked | Patched) -> Tensor:
 def assert_same(ours: Fitted, theirs: Fitted) -> None:
     assert list(ours.weights) == list(theirs.weights)
     pairs = [(dense(ours.weights[n]), dense(w)) for n, w in theirs.weights.items()]
-    pairs += [(ours.memory[n], m) for n, m in theirs.memory.items()]
+    memory, their_memory = whole_memory(ours.memory), whole_memory(theirs.memory)
+    pairs += [(memory[n], m) for n, m in their_memory.items()]
     pairs += [(ours.loss, theirs.loss), (ours.logits, theirs.logits)]
     for a, b in pairs:
         torch.testing.assert_close(a, b, rtol=0, atol=TOLERANCE)

@@ -17,7 +17,7 @@ from silograph.graph.block.block import ClientBlock, Route
 from silograph.graph.graph import Graph
 from silograph.nn.backends import BACKENDS
 from silograph.nn.correction import Proximal
-from silograph.nn.fit import Fitted, Schedule, Training, TrainingInputs
+from silograph.nn.fit import Fitted, Schedule, Training, TrainingInputs, whole_memory
 from silograph.nn.flow import rule_of
 from silograph.nn.mini_batches import Fanout
 from silograph.nn.model import Model
@@ -60,7 +60,7 @@ def tensors(found: Fitted) -> dict[str, Tensor]:
     """All that training leaves."""
     own = {"loss": found.loss, "logits": found.logits, "steps": found.steps}
     drawing = {f"neighbors/{name}": f.t for name, f in found.neighbors.items()}
-    return own | found.tensors | found.memory | drawing
+    return own | found.tensors | whole_memory(found.memory) | drawing
 
 
 def agree(block: ClientBlock, model: Model, sampler: FedGrains, **how: Any) -> None:

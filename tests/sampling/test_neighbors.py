@@ -37,7 +37,7 @@ from silograph.methods.local_training import state_specs
 from silograph.nn.backends import BACKENDS, COMPILED
 from silograph.nn.conv import Params
 from silograph.nn.correction import Correction, Proximal, Shift
-from silograph.nn.fit import Fitted, Schedule, Training, TrainingInputs
+from silograph.nn.fit import Fitted, Schedule, Training, TrainingInputs, whole_memory
 from silograph.nn.forward import AnyModel
 from silograph.nn.mini_batches import FULL, Drawn, Fanout, Neighbors, Reached, Signal, Stateless
 from silograph.nn.model import Model
@@ -333,7 +333,8 @@ def test_a_block_is_its_clients_one_by_one(
     for c in range(block.num_clients):
         own = torch.tensor([c])
         alone, own_work = trained(training.of(own), block.take(own), keep=keep)
-        pairs = [(weights_in(together), weights_in(alone)), (together.memory, alone.memory)]
+        memories = whole_memory(together.memory), whole_memory(alone.memory)
+        pairs = [(weights_in(together), weights_in(alone)), memories]
         for ours, theirs in pairs:
             for field, t in theirs.items():
                 torch.testing.assert_close(ours[field][own], t, rtol=0, atol=1e-10)

@@ -4,8 +4,8 @@ A field of a payload is `Shared` (one tensor for all clients), `Stacked` (one sl
 or `Ragged` (a run of rows a client). A client's state has the last two only. There is no other
 way to send anything to a client or back: scalars are tensors, too.
 
-A message may also have `Patched` fields: `Stacked` ones, held in less memory. They travel as
-`Stacked` ones, a whole slice to or from each client.
+A message or a state may also have `Patched` fields: `Stacked` ones, held in less memory. They
+travel as `Stacked` ones, a whole slice to or from each client.
 
 C: clients in the block. n_c: rows of client c.
 """
@@ -134,7 +134,8 @@ def patched_problem(field: Patched, clients: int) -> str | None:
 
 Field = Shared | Stacked | Ragged | Patched
 Payload = Mapping[str, Field]
-State = Mapping[str, Stacked | Ragged]
+StateField = Stacked | Ragged | Patched
+State = Mapping[str, StateField]
 NO_STATE: State = MappingProxyType({})
 
 
@@ -177,9 +178,12 @@ def owners(off: Tensor) -> Tensor:
     return torch.repeat_interleave(torch.arange(len(off) - 1, device=off.device), off.diff())
 
 
-def copied(field: Stacked | Ragged) -> Stacked | Ragged:
+def copied(field: StateField) -> StateField:
     """Return a field in memory of its own, contiguous whatever the strides were."""
-    return replace(field, t=field.t.clone(memory_format=torch.contiguous_format))
+    own = replace(field, t=field.t.clone(memory_format=torch.contiguous_format))
+    if isinstance(own, Patched):
+        own = replace(own, base=own.base.clone(memory_format=torch.contiguous_format))
+    return own
 
 
 def take(field: Field, positions: Tensor) -> Field:
@@ -248,16 +252,22 @@ def rows_joined(fields: list[Field]) -> Tensor:
     return joined
 
 
-def put(into: Stacked | Ragged, part: Stacked | Ragged, positions: Tensor) -> Stacked | Ragged:
-    """Return `into` with the clients at `positions` (k,) replaced by those of `part`."""
+def put(into: StateField, part: StateField, positions: Tensor) -> StateField:
+    """Return `into` with the clients at `positions` (k,) replaced by those of `part`.
+
+    Of a `Stacked` and a `Patched` one it is `Stacked`.
+    """
+    if {type(into), type(part)} == {Stacked, Patched}:
+        into, part = (f.stacked() if isinstance(f, Patched) else f for f in (into, part))
     if isinstance(into, Stacked) and isinstance(part, Stacked):
         return Stacked(into.t.index_copy(0, positions, part.t))
-    if isinstance(into, Ragged) and isinstance(part, Ragged):
+    if isinstance(into, Ragged | Patched) and type(part) is type(into):
         clients = len(into.off) - 1
-        joined = concatenate([into, part])
         source = torch.arange(clients, device=positions.device)
         source[positions] = torch.arange(len(positions), device=positions.device) + clients
-        replaced = take(joined, source)
+        if isinstance(into, Patched) and isinstance(part, Patched):
+            return _without_unused_bases(_patched_in_order([into, part], source))
+        replaced = take(concatenate([into, part]), source)
         assert isinstance(replaced, Ragged)  # take keeps the type
         return replaced
     raise ProtocolError(
@@ -355,11 +365,19 @@ def _patched_in_order(fields: Sequence[Patched], order: Tensor) -> Patched:
     )
 
 
-def state_of(payload: Mapping[str, Field]) -> dict[str, Stacked | Ragged]:
+def _without_unused_bases(field: Patched) -> Patched:
+    """Return a field with only those bases that a client has."""
+    used, which = field.which.unique(return_inverse=True)
+    if len(used) == len(field.base):
+        return field
+    return replace(field, base=field.base[used], which=which)
+
+
+def state_of(payload: Mapping[str, Field]) -> dict[str, StateField]:
     """Return the payload as state; raise `ProtocolError` where a field is `Shared`."""
-    state: dict[str, Stacked | Ragged] = {}
+    state: dict[str, StateField] = {}
     for name, field in payload.items():
-        if not isinstance(field, Stacked | Ragged):
+        if isinstance(field, Shared):
             raise ProtocolError(
                 f"expected a Stacked or Ragged state field {name!r}, got {type(field).__name__}: "
                 "state belongs to one client each"

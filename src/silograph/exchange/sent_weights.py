@@ -36,6 +36,7 @@ from silograph.core.payload import (
     Shared,
     Stacked,
     State,
+    StateField,
     owners,
     take,
 )
@@ -189,7 +190,7 @@ def tell_used(
     """Store which features occur, and residuals of 0. In: nothing. Out: `used` if sent."""
     del inbox, key
     form, used, dtype = form_of(cfg), used_of(block), dtype_of(block)
-    new: dict[str, Stacked | Ragged] = {**state, USED: used}
+    new: dict[str, StateField] = {**state, USED: used}
     for name in form.small:
         shape, device = cfg.model.weight_shapes[name], block.off.device
         if name in form.first:
@@ -321,7 +322,7 @@ def encode_reply(
     start: Mapping[str, Shared],
     reply: Payload,
     weights_without_data: Mapping[str, Tensor],
-) -> tuple[dict[str, Stacked | Ragged], dict[str, Field]]:
+) -> tuple[dict[str, StateField], dict[str, Field]]:
     """Encode trained weights for the reply; return the clients' state and their reply.
 
     Args:

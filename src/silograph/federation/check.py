@@ -41,7 +41,6 @@ def check_fields(
     where: str,
     *,
     shared: bool = False,
-    patched: bool = False,
     rows: bool = True,
     checked: Mapping[str, Field] = NOTHING,
 ) -> None:
@@ -52,7 +51,6 @@ def check_fields(
         clients: C.
         where: what it is, for the message: `reply of train`.
         shared: whether `Shared` fields are allowed: only the server may send one tensor to all.
-        patched: whether `Patched` fields are allowed: in messages.
         rows: whether `Ragged` fields are allowed: not in replies to a plain call.
         checked: fields that were checked before; the same objects are skipped.
     """
@@ -61,7 +59,7 @@ def check_fields(
     for name, field in fields.items():
         if field is checked.get(name):
             continue
-        problem = _problem(name, field, clients, shared, patched, rows)
+        problem = _problem(name, field, clients, shared, rows)
         if problem:
             raise ProtocolError(f"expected {problem} for {name!r} in {where}")
 
@@ -124,7 +122,7 @@ def run_op(
             **new,
         }
     clients = block.num_clients
-    check_fields(reply, clients, f"reply of {op.__name__}", patched=True, rows=rows)
+    check_fields(reply, clients, f"reply of {op.__name__}", rows=rows)
     check_fields(new, clients, f"state after {op.__name__}", checked=state)
     for name in new:
         if name.startswith(HAS):
@@ -137,6 +135,7 @@ def run_op(
 
 def check_alike(name: str, old: Field, new: Field) -> None:
     """Raise `ProtocolError` unless fields of two clients can be one state field."""
+    old, new = (Stacked(f.base[:1]) if isinstance(f, Patched) else f for f in (old, new))
     if type(old) is not type(new):
         raise ProtocolError(
             f"expected state {name!r} of type {type(old).__name__}, got {type(new).__name__}: "
@@ -150,9 +149,7 @@ def check_alike(name: str, old: Field, new: Field) -> None:
         )
 
 
-def _problem(
-    name: str, field: Field, clients: int, shared: bool, patched: bool, rows: bool
-) -> str | None:
+def _problem(name: str, field: Field, clients: int, shared: bool, rows: bool) -> str | None:
     """Return the expected and the actual form of a field, or None if it is right."""
     t = field.t
     if t.dtype not in DTYPES:
@@ -166,8 +163,6 @@ def _problem(
             if not t.ndim or t.size(0) != clients:
                 return f"a slice for each of {clients} clients, got shape {tuple(t.shape)}"
         case Patched():
-            if not patched:
-                return "Stacked or Ragged, got Patched"
             return patched_problem(field, clients)
         case Ragged() if not rows:
             return "Stacked, got Ragged (rows cross by relay_sum, pull or publish only),"

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from silograph.core.errors import CheckpointError
 from silograph.core.files import check_regular, replacing, sync_folder
-from silograph.core.payload import Ragged, Stacked, State
+from silograph.core.payload import Patched, Ragged, Stacked, State, StateField, patched_problem
 
 # --- Rows that many clients have alike are in a checkpoint once ----------------------------------
 #
@@ -223,32 +223,38 @@ def read_checkpoint(path: Path, number: int) -> Checkpoint:
 
 
 def state_tensors(state: State) -> dict[str, Tensor]:
-    """Return the tensors of a state, `NAME/t` and, of runs of rows, `NAME/off`."""
-    tensors: dict[str, Tensor] = {}
-    for name, field in state.items():
-        tensors[f"{name}/t"] = field.t
-        if isinstance(field, Ragged):
-            tensors[f"{name}/off"] = field.off
-    return tensors
+    """Return the tensors of a state: `NAME/t`, of runs of rows `NAME/off`, and what else it has."""
+    return {f"{name}/{role}": t for name, field in state.items() for role, t in vars(field).items()}
 
 
 def state_from(tensors: Mapping[str, Tensor]) -> State:
     """Return the state of such tensors.
 
     Raises:
-        CheckpointError: offsets that are not those of the rows beside them.
+        CheckpointError: offsets that are not those of the rows beside them, or other parts that do
+            not fit each other.
     """
-    state: dict[str, Stacked | Ragged] = {}
+    state: dict[str, StateField] = {}
     for key, t in tensors.items():
         name, _, role = key.rpartition("/")
-        if role == "t":
-            off = tensors.get(f"{name}/off")
-            if off is not None and not _are_offsets(off, t):
-                raise CheckpointError(
-                    f"expected ascending offsets of all rows of {name!r}, got others: the "
-                    "checkpoint is damaged"
-                )
-            state[name] = Stacked(t) if off is None else Ragged(t, off)
+        if role != "t":
+            continue
+        off, base = tensors.get(f"{name}/off"), tensors.get(f"{name}/base")
+        if off is not None and not _are_offsets(off, t):
+            raise CheckpointError(
+                f"expected ascending offsets of all rows of {name!r}, got others: the "
+                "checkpoint is damaged"
+            )
+        if off is None:
+            state[name] = Stacked(t)
+        elif base is None:
+            state[name] = Ragged(t, off)
+        else:
+            which, index = (tensors.get(f"{name}/{part}", off[:0]) for part in ("which", "index"))
+            patched = Patched(base, which, t, index, off)
+            if problem := patched_problem(patched, len(off) - 1):
+                raise CheckpointError(f"expected {problem} for {name!r}: the checkpoint is damaged")
+            state[name] = patched
     return state
 
 

@@ -29,6 +29,7 @@ from silograph.federation.decoder import slices
 
 COMPILED = (torch.float32, torch.float64)
 CACHED = 2**16  # values that are added in one step
+CACHED_ROWS = 2**12  # values of a total to which slices with bases are added together
 LARGE = 2**20  # values of slices that are folded in one call
 FEW = 2**12  # values of slices that NumPy adds faster than torch
 
@@ -132,7 +133,7 @@ class Fold:
     def _add_patched(self, name: str, field: Patched, weights: Tensor) -> None:
         """Add rows where the rest is what the mean is taken around, or 0; else whole slices."""
         around = self._around.get(name)
-        if around is None and not bool(field.base.any()):
+        if around is None and not _has_values(field.base):
             around = field.base[0]
         if around is not None:
             alike = field.base.shape[1:] == around.shape
@@ -146,9 +147,41 @@ class Fold:
                 rows = field.t.reshape(len(field.t), width)
                 self._add_rows(whole, field.index, rows, base, factors)
                 return
+        if self._compiled and self._add_patched_compiled(name, field, weights, around):
+            return
         for position in range(len(weights)):
             whole = field.slice(position)[None]
             self._add_slices(name, whole, weights[position : position + 1])
+
+    def _add_patched_compiled(
+        self, name: str, field: Patched, weights: Tensor, around: Tensor | None
+    ) -> bool:
+        """Add slices without making them whole, to the same bits; False: that cannot be done."""
+        like, width = field.base[0], math.prod(field.base.shape[2:])
+        total = self._total.get(name)
+        if total is None:
+            total = self._start(name, like, weights)
+        shapes_agree = total.shape == like.shape and (around is None or around.shape == like.shape)
+        one_dtype = total.dtype == like.dtype == field.t.dtype
+        if not (shapes_agree and one_dtype and total.dtype in COMPILED):
+            return False
+        from silograph.federation.fold_kernel import add_patched
+
+        base = torch.zeros_like(total) if around is None else around.to(total.dtype)
+        shapes = (len(like), width), (-1, len(like), width), (-1, width)
+        return bool(
+            add_patched(
+                total.view(shapes[0]).numpy(),
+                field.base.contiguous().view(shapes[1]).numpy(),
+                field.which.numpy(),
+                field.t.contiguous().view(shapes[2]).numpy(),
+                field.index.numpy(),
+                field.off.numpy(),
+                base.contiguous().view(shapes[0]).numpy(),
+                weights.to(total.dtype).numpy(),
+                max(1, CACHED_ROWS // max(width, 1)),
+            )
+        )
 
     def _bases_equal(self, field: Patched, around: Tensor, weights: Tensor) -> bool:
         """Return whether the base of every client with a weight equals a tensor (R, ...)."""
@@ -229,6 +262,11 @@ class Fold:
         values = np.divide(total.numpy(), total.numpy().dtype.type(self._weight), out=mean.numpy())
         values += around.numpy()
         return mean
+
+
+def _has_values(t: Tensor) -> bool:
+    """Return whether not all of a tensor is 0; a look at its beginning mostly says so."""
+    return bool(t.flatten()[:64].any()) or bool(t.any())
 
 
 def _check_places(index: Tensor, end: int) -> None:

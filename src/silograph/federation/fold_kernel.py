@@ -29,6 +29,44 @@ def add_rows(
 
 @kept_on_disk
 @njit(error_model="numpy", cache=True, nogil=True)
+def add_patched(
+    total: np.ndarray,
+    bases: np.ndarray,
+    which: np.ndarray,
+    rows: np.ndarray,
+    index: np.ndarray,
+    off: np.ndarray,
+    around: np.ndarray,
+    factors: np.ndarray,
+    together: int,
+) -> bool:
+    """Total += (slice - around) * factor, one client after the other.
+
+    A client's slice is its base but for its rows, whose places ascend. Rows of the total are taken
+    `together`, for all clients, as long as they are in the cache. False: places are out of order.
+    """
+    for c in range(which.shape[0]):
+        for i in range(off[c] + 1, off[c + 1]):
+            if index[i] <= index[i - 1]:
+                return False
+    at = off[: which.shape[0]].copy()
+    for first in range(0, total.shape[0], together):
+        end = min(first + together, total.shape[0])
+        for c in range(which.shape[0]):
+            factor, base, i = factors[c], bases[which[c]], at[c]
+            for j in range(first, end):
+                own = i < off[c + 1] and index[i] == j
+                values = rows[i] if own else base[j]
+                i += own
+                if factor != 0:
+                    for h in range(total.shape[1]):
+                        total[j, h] += (values[h] - around[j, h]) * factor
+            at[c] = i
+    return True
+
+
+@kept_on_disk
+@njit(error_model="numpy", cache=True, nogil=True)
 def compare(bases: np.ndarray, other: np.ndarray, alike: np.ndarray) -> None:
     """Fill `alike` (G,): which bases (G, n) equal another (n,)."""
     for g in range(bases.shape[0]):

@@ -20,6 +20,7 @@ from silograph.core.payload import (
     Ragged,
     Stacked,
     State,
+    StateField,
     concatenate,
     copied,
     join,
@@ -190,8 +191,9 @@ class BlockState:
         for name, mask in restored.items():
             if name.startswith(HAS):
                 own = name.removeprefix(HAS)
-                self._partial[own] = partial_field = PartialField(clients, restored[own])
-                partial_field.put(restored[own], mask.t.nonzero()[:, 0])
+                like = _one_form(restored[own])
+                self._partial[own] = partial_field = PartialField(clients, like)
+                partial_field.put(like, mask.t.nonzero()[:, 0])
         self._fields = {
             name: f
             for name, f in restored.items()
@@ -226,7 +228,7 @@ class BlockState:
         bool field, `HAS` and its name, that says who they are.
         """
         self._own.clear()
-        state: dict[str, Stacked | Ragged] = dict(self._fields)
+        state = dict(self._fields)
         for name, partial_field in self._partial.items():
             if bool(partial_field.has.any()):
                 state[name] = partial_field.whole()
@@ -305,8 +307,17 @@ class BlockState:
         for name in old.keys() - new.keys():
             self._as_partial(name, old[name]).drop(positions)
 
-    def _put(self, name: str, part: Stacked | Ragged, positions: Tensor) -> None:
+    def _put(self, name: str, part: StateField, positions: Tensor) -> None:
         whole = self._fields.get(name)
+        if isinstance(whole, Patched) and isinstance(part, Patched):
+            places = rows_of(whole.off, positions)
+            if torch.equal(whole.index[places], part.index):
+                self._put_patched(name, whole, part, positions)
+                return
+        part = _one_form(part)
+        if isinstance(whole, Patched):
+            whole = self._fields[name] = whole.stacked()
+            self._own.add(name)
         places = positions
         if isinstance(whole, Ragged) and isinstance(part, Ragged):
             alike = bool((whole.off.diff()[positions] == part.off.diff()).all())
@@ -317,23 +328,48 @@ class BlockState:
             return
         self._make_own(name, whole).t.index_copy_(0, places, part.t)
 
-    def _make_own(self, name: str, field: Stacked | Ragged) -> Stacked | Ragged:
+    def _put_patched(self, name: str, whole: Patched, part: Patched, positions: Tensor) -> None:
+        """Store rows in their places, and bases in places that no client needs any more."""
+        own = self._make_own(name, whole)
+        assert isinstance(own, Patched)
+        own.t.index_copy_(0, rows_of(own.off, positions), part.t)
+        which = own.which.clone()
+        which[positions] = -1
+        in_use = which[which >= 0].unique()
+        base, wanted = own.base, part.which.unique()
+        is_free = torch.ones(len(base), dtype=torch.bool, device=base.device)
+        is_free[in_use] = False
+        free = is_free.nonzero()[:, 0]
+        if len(free) < len(wanted):
+            more = base.new_empty(len(wanted) - len(free), *base.shape[1:])
+            free = torch.cat([free, len(base) + torch.arange(len(more), device=free.device)])
+            base = torch.cat([base, more])
+        base[free[: len(wanted)]] = part.base[wanted]
+        which[positions] = free[torch.searchsorted(wanted, part.which)]
+        self._fields[name] = replace(own, base=base, which=which)
+
+    def _make_own(self, name: str, field: StateField) -> StateField:
         """Return a field of all clients in memory that nobody else has."""
         if name not in self._own:
             field = self._fields[name] = copied(field)
             self._own.add(name)
         return field
 
-    def _as_partial(self, name: str, like: Stacked | Ragged) -> PartialField:
+    def _as_partial(self, name: str, like: StateField) -> PartialField:
         """Return a field as one that some clients may lack, or whose runs may change."""
         if name not in self._partial:
-            self._partial[name] = PartialField(self._clients, like)
+            self._partial[name] = PartialField(self._clients, _one_form(like))
             whole = self._fields.pop(name, None)
             self._own.discard(name)
             if whole is not None:
                 all_positions = torch.arange(self._clients, device=like.t.device)
-                self._partial[name].put(whole, all_positions)
+                self._partial[name].put(_one_form(whole), all_positions)
         return self._partial[name]
+
+
+def _one_form(field: StateField) -> Stacked | Ragged:
+    """Return a field in which each client has memory of its own: a `Patched` one as slices."""
+    return field.stacked() if isinstance(field, Patched) else field
 
 
 class _CalledClients(NamedTuple):
@@ -501,7 +537,7 @@ class InProcess:
         order = _Order(op, key, rows, envelope.round)
         positions = self._positions if to is None else positions_of(self._ids, to)
         size, where = positions.numel(), f"inbox of {op.__name__}"
-        check_fields(inbox, size, where, shared=True, patched=True)
+        check_fields(inbox, size, where, shared=True)
         self._account.down(envelope, positions, frame_sizes(op.__name__, inbox, size))
         device = self._device
         if device.type != "cpu":

@@ -21,7 +21,7 @@ from silograph.control import FIXED, Controller, Knob, knobs_of
 from silograph.core.config import STRICT, RunConfig
 from silograph.core.errors import ConfigError
 from silograph.core.key import Key
-from silograph.core.payload import Ragged, Stacked, State, put, state_of, take_all
+from silograph.core.payload import Patched, Stacked, State, StateField, put, state_of, take_all
 from silograph.core.resolved_config import ResolvedConfig
 from silograph.core.setting_values import (
     CONSTANT,
@@ -165,7 +165,7 @@ class Needs:
 
 
 Options = TypeVar("Options", default=Any)
-Part = TypeVar("Part", bound=Stacked | Ragged)
+Part = TypeVar("Part", bound=StateField)
 Share = Annotated[float, Field(gt=0, le=1)]  # an option
 
 
@@ -593,7 +593,7 @@ def keep_previous_if_not_finite(new: Mapping[str, Part], old: State) -> Mapping[
         f for n, f in new.items() if n.replace("first/", "second/", 1) not in new.keys() - {n}
     ]
     # A pass over moments costs some percent of a round: by client only where something is wrong.
-    if all(math.isfinite(float(f.t.sum())) for f in checked_fields):
+    if all(math.isfinite(float(t.sum())) for f in checked_fields for t in _values_of(f)):
         return new
     is_good = torch.stack([_is_finite(f) for f in checked_fields]).all(0)
     bad_clients = (~is_good).nonzero()[:, 0]
@@ -601,11 +601,20 @@ def keep_previous_if_not_finite(new: Mapping[str, Part], old: State) -> Mapping[
     return {n: cast(Part, put(f, old_fields[n], bad_clients)) for n, f in new.items()}
 
 
-def _is_finite(field: Stacked | Ragged) -> Tensor:
+def _values_of(field: StateField) -> tuple[Tensor, ...]:
+    return (field.t, field.base) if isinstance(field, Patched) else (field.t,)
+
+
+def _is_finite(field: StateField) -> Tensor:
     """Return a mask (C,) bool of the clients whose numbers of a field are all finite."""
     rows = field.t.isfinite()
     rows = rows.flatten(1).all(1) if rows.dim() > 1 else rows
-    return segment_sum((~rows).long(), field.off) == 0 if isinstance(field, Ragged) else rows
+    if isinstance(field, Stacked):
+        return rows
+    is_finite = segment_sum((~rows).long(), field.off) == 0
+    if isinstance(field, Patched):
+        is_finite &= field.base.isfinite().flatten(1).all(1)[field.which]
+    return is_finite
 
 
 # --- Presets: a method under another name, with other defaults of its options --------------------

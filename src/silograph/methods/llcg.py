@@ -24,12 +24,12 @@ from pydantic.dataclasses import dataclass
 from silograph.core.config import STRICT
 from silograph.core.errors import ConfigError
 from silograph.core.key import Key
-from silograph.core.payload import fields_under, state_of, with_prefix
+from silograph.core.payload import fields_under, with_prefix
 from silograph.graph.block.block import ClientBlock
 from silograph.methods.base import Caution, Method, MethodConfig, ServerHolds, ServerState
 from silograph.methods.fedavg import FEDAVG_PROGRAM
 from silograph.nn.conv import Params
-from silograph.nn.fit import TrainingInputs, stacked_copies
+from silograph.nn.fit import TrainingInputs, stacked_copies, whole_memory
 from silograph.nn.mini_batches import FULL
 from silograph.nn.optim import SGD, Adam
 
@@ -97,10 +97,8 @@ def train_at_server(
     if not optimizer_state:
         optimizer_state = optimizer.init(stacked_copies(weights, 1))
     fitted = cfg.backend.fit(training, TrainingInputs(server_block, weights, optimizer_state, key))
-    trained_weights = state_of(fitted.weights)  # whole slices, as the optimizer's state is kept
-    return {n: w.t[0] for n, w in trained_weights.items()}, {
-        n: m[0] for n, m in fitted.memory.items()
-    }
+    memory = whole_memory(fitted.memory)
+    return {n: w[0] for n, w in fitted.tensors.items()}, {n: m[0] for n, m in memory.items()}
 
 
 LLCG = Method(

@@ -27,6 +27,8 @@ from silograph.core.payload import (
     Shared,
     Stacked,
     State,
+    StateField,
+    fields_under,
     from_bases,
     stack,
     with_prefix,
@@ -53,7 +55,7 @@ from silograph.federation.field_specs import LOSS, TABLE, TRAINED, FieldSpec, Fi
 from silograph.graph.block.block import ClientBlock
 from silograph.methods.base import MethodConfig
 from silograph.nn.conv import Params
-from silograph.nn.fit import Fitted
+from silograph.nn.fit import Fitted, Memory, first_memory
 from silograph.nn.forward import AnyModel
 from silograph.selection.base import select_uniform
 
@@ -173,18 +175,33 @@ def begin(
 ) -> tuple[State, Payload]:
     """Set up the state of every client. In: nothing. Out: nothing."""
     del inbox
-    new: dict[str, Stacked | Ragged] = {**state, **no_logits(cfg.model, block)}
+    new: dict[str, StateField] = {**state, **no_logits(cfg.model, block)}
     new |= no_ranking(cfg, block)
-    sampler_state = cfg.schedule.neighbors.init(
-        local_graph(block, state), cfg.model, key.fold(NEIGHBORS)
-    )
+    graph = local_graph(block, state)
+    sampler_state = cfg.schedule.neighbors.init(graph, cfg.model, key.fold(NEIGHBORS))
     new |= {f"{NEIGHBORS}/{name}": f for name, f in sampler_state.items()}
     tables = cfg.model.first_tables(block, key.fold(TABLES))
     new |= {f"{TABLES}/{name}": f for name, f in tables.items()}
     if cfg.keep_optimizer:
         new |= _table_moments(cfg, tables)
-        new |= stacked("optimizer", cfg.optimizer.init(zero_weights(cfg.model, block)))
+        new |= memory_fields(first_memory(cfg.training, graph, apart=cfg.backend.compiled))
     return new, {}
+
+
+def memory_fields(memory: Memory) -> dict[str, StateField]:
+    """Return optimizer state as fields `optimizer/NAME` of the clients' state."""
+    return {
+        f"optimizer/{name}": m if isinstance(m, Patched) else Stacked(m)
+        for name, m in memory.items()
+    }
+
+
+def memory_in(state: State) -> Memory:
+    """Return the optimizer state in the clients' state."""
+    return {
+        name: field if isinstance(field, Patched) else field.t
+        for name, field in fields_under("optimizer", state).items()
+    }
 
 
 def _table_moments(cfg: MethodConfig, tables: State) -> dict[str, Ragged]:

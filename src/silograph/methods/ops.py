@@ -41,8 +41,8 @@ from silograph.core.payload import (
     Payload,
     Ragged,
     Shared,
-    Stacked,
     State,
+    StateField,
     fields_under,
     tensors_under,
     with_prefix,
@@ -116,6 +116,8 @@ from silograph.methods.base import (
 from silograph.methods.local_training import (
     SAMPLER_FACTS,
     begin,
+    memory_fields,
+    memory_in,
     selected,
     state_specs,
     untouched_rows_after_round,
@@ -190,14 +192,14 @@ class Clients(OpClients, Generic[Options]):
         # 1. Where the run scores what clients receive, do it before training.
         score_fields, counts = score_received(cfg, graph, start, state)
         # 2. Train.
-        memory = tensors_under("optimizer", state) if cfg.keep_optimizer else None
+        memory = memory_in(state) if cfg.keep_optimizer else None
         inputs = TrainingInputs(graph, start, memory, self.key, sampler_state, tables)
         fitted = replace(cfg.backend.fit(cfg.training, inputs), received=counts)
         # 3. Keep what only the clients have: sampler, tables and optimizer.
-        private: dict[str, Stacked | Ragged] = {}
+        private: dict[str, StateField] = {}
         private |= {f"{NEIGHBORS}/{name}": f for name, f in fitted.neighbors.items()}
         if cfg.keep_optimizer:
-            private |= {f"optimizer/{name}": Stacked(m) for name, m in fitted.memory.items()}
+            private |= memory_fields(fitted.memory)
         private |= {f"{TABLES}/{name}": f for name, f in fitted.tables.items()}
         new = {**state, **score_fields, **keep_previous_if_not_finite(private, state)}
         # 4. Keep logits of the trained model for the scored rows, as the clients' own view.

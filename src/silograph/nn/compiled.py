@@ -8,7 +8,8 @@ A block as arrays is in `kernel_block`, the model in `kernel_model`, weights in 
 n: rows. K: outputs.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
@@ -17,23 +18,27 @@ from torch import Tensor
 
 from silograph.core.kinds import Kind
 from silograph.core.payload import Patched, Stacked, State, dense
-from silograph.core.work import report_clients, report_steps, work_for
+from silograph.core.work import report_clients, report_spared, report_steps, work_for
 from silograph.graph.block.block import ClientBlock, SparseRows
 from silograph.nn.conv import Params
 from silograph.nn.fit import (
     LOSS_FLOPS,
     Fitted,
+    Memory,
     Schedule,
     StartFields,
     Training,
     TrainingInputs,
     dtype_of,
+    has_used_rows,
     joined_bases,
     patched,
+    rows_apart,
     start_fields,
     starts_compact,
     used_rows,
     whole,
+    whole_memory,
 )
 from silograph.nn.flow import FlowRule, rule_of
 from silograph.nn.flow_compiled import networks_of, with_full_fanout
@@ -67,14 +72,14 @@ def params_of(
     model: Staged,
     block: ClientBlock,
     fields: StartFields,
-    memory: Mapping[str, Tensor] | None,
+    memory: Memory | None,
     *,
     used: int,
     compact: bool,
 ) -> arrays.ParamArrays:
     """Return weights and moments; first matrices have `used` rows in all, those that clients use.
 
-    `compact`: these are not all of their rows.
+    `compact`: these are not all of their rows, and moments have as many.
     """
     maps = model.first_maps
     flat = flatten_weights(model, {n: whole(field) for n, field in fields.items() if n not in maps})
@@ -92,16 +97,23 @@ def params_of(
     moments = [empty3, empty3, empty2, empty2]
     steps = np.zeros(block.num_clients, np.int64)
     if memory is not None:
-        moments, moments_at_start = _moment_arrays(model, memory, rows, flat)
-        # SGD does not count: its velocity is what it was given, from the first step on.
-        steps = np.ones(block.num_clients, np.int64)
-        if "steps" in memory:
-            steps = memory["steps"].to(torch.int64).contiguous().numpy()
+        moments, moments_at_start = _moment_arrays(model, memory, rows, flat, compact=compact)
+        steps = _steps_before(memory, block.num_clients)
     starts = arrays.BegunRows(first_rows_at_start, *moments_at_start)
     weights = contiguous(bases), contiguous(which), starts, rows, flat
     first_rows, second_rows, first_flat, second_flat = moments
     moment_arrays = first_rows, second_rows, first_flat, second_flat
     return arrays.ParamArrays(*weights, *moment_arrays, steps, None)
+
+
+def _steps_before(memory: Memory, clients: int) -> np.ndarray:
+    """Return the steps that the optimizer of each client has counted, (C,) int64."""
+    steps = memory.get("steps")
+    if not isinstance(steps, Tensor):
+        # SGD does not count: its velocity is what it was given, from the first step on.
+        return np.ones(clients, np.int64)
+    counted: np.ndarray = steps.to(torch.int64).contiguous().numpy()
+    return counted
 
 
 def masked_params_of(
@@ -157,30 +169,37 @@ def _memory_of_masks(
 
 
 def _moment_arrays(
-    model: Staged, memory: Mapping[str, Tensor], rows: np.ndarray, flat: np.ndarray
+    model: Staged, memory: Memory, rows: np.ndarray, flat: np.ndarray, *, compact: bool
 ) -> tuple[list[np.ndarray], list[np.ndarray]]:
     """Return the optimizer's state, of the matrices and of the rest, and what matrices start as."""
     by_kind: dict[str, Params] = {"first": {}, "second": {}, "momentum": {}}
     for name, m in memory.items():
         kind, slash, weight = name.partition("/")
-        if slash:
-            by_kind[kind][weight] = m
+        if slash:  # rows of clients' own, or all of them
+            by_kind[kind][weight] = m.t if isinstance(m, Patched) else m
     pairs = [by_kind["first"] or by_kind["momentum"], by_kind["second"]]
     by_rows = [
-        _first_matrices(model, m) if m else (np.zeros_like(rows), np.empty((0, 0, 0), rows.dtype))
+        _first_matrices(model, m, compact=compact)
+        if m
+        else (np.zeros_like(rows), np.empty((0, 0, 0), rows.dtype))
         for m in pairs
     ]
     by_flat = [flatten_weights(model, m) if m else np.zeros_like(flat) for m in pairs]
     return [by_kind for by_kind, _ in by_rows] + by_flat, [start_rows for _, start_rows in by_rows]
 
 
-def _first_matrices(model: Staged, tensors: Mapping[str, Tensor]) -> tuple[np.ndarray, np.ndarray]:
+def _first_matrices(
+    model: Staged, tensors: Mapping[str, Tensor], *, compact: bool = False
+) -> tuple[np.ndarray, np.ndarray]:
     """Return memory for first matrices (C, F, D) as rows of all clients, (M, C * F, D).
+
+    `compact`: they are given as rows already.
 
     And what kernels fill it with, client by client (`BegunRows`), which spares a pass over all of
     it; empty for several matrices, which are copied here.
     """
-    parts = [tensors[name].flatten(0, 1) for name in model.first_maps]
+    matrices = [tensors[name] for name in model.first_maps]
+    parts = matrices if compact else [t.flatten(0, 1) for t in matrices]
     if len(parts) > 1:
         rows: np.ndarray = torch.stack(parts).numpy()
         return rows, rows[:0]
@@ -250,20 +269,146 @@ def memory_of(
     model: Staged, training: Training, block: ClientBlock, params: arrays.ParamArrays
 ) -> Params:
     """Return the optimizer's state after training, as `Optimizer.init` names it."""
+    state: Params = {}
+    for kind, (rows, flat) in _moments_by_kind(training, params).items():
+        tensors = unflatten_weights(model, flat) | _split_by_client(model, block, rows)
+        state |= {f"{kind}/{name}": tensors[name] for name in model.weight_shapes}
+    if isinstance(training.optimizer, Adam):
+        state["steps"] = torch.from_numpy(params.steps).float()
+    return state
+
+
+def _moments_by_kind(
+    training: Training, params: arrays.ParamArrays
+) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    """Return the moments of first matrices and of other weights, as the optimizer names them."""
     optimizer = training.optimizer
-    moments = {
+    if isinstance(optimizer, SGD):
+        velocities = params.first_rows, params.first_flat
+        return {"momentum": velocities} if optimizer.momentum else {}
+    return {
         "first": (params.first_rows, params.first_flat),
         "second": (params.second_rows, params.second_flat),
     }
-    if isinstance(optimizer, SGD):
-        moments = {"momentum": moments["first"]} if optimizer.momentum else {}
-    state: Params = {}
-    for kind, (rows, flat) in moments.items():
-        tensors = unflatten_weights(model, flat) | _split_by_client(model, block, rows)
-        state |= {f"{kind}/{name}": tensors[name] for name in model.weight_shapes}
-    if isinstance(optimizer, Adam):
+
+
+@dataclass(frozen=True)
+class _History:
+    """What clients have had in common as long as they had an optimizer; its next steps.
+
+    Attributes:
+        bases: number of the base of the weights, and of each moment.
+        before: steps that the optimizer has counted.
+        count: steps to take.
+    """
+
+    bases: tuple[int, ...]
+    before: int
+    count: int
+
+
+def kept_weights_and_memory(
+    model: Staged,
+    training: Training,
+    block: ClientBlock,
+    fields: StartFields,
+    memory: Memory,
+    params: arrays.ParamArrays,
+    before: np.ndarray,
+) -> tuple[dict[str, Stacked | Patched], Memory]:
+    """Return trained weights and the optimizer's state, where both hold used rows only.
+
+    Rows that meet no data follow the optimizer with a gradient of 0, once for each history of
+    clients. Law: all bits are those of `weights_of` and `memory_of` with whole matrices.
+
+    Args:
+        model: the shape.
+        training: how clients were trained.
+        block: the clients.
+        fields: weights at the start, see `starts_compact`.
+        memory: optimizer state at the start, see `rows_apart`.
+        params: used rows and other weights after training, with their moments.
+        before: (C,) steps that the optimizer had counted.
+    """
+    assert isinstance(block.x, SparseRows)  # only then are there used rows
+    used, by_kind = block.x.used, _moments_by_kind(training, params)
+    counts = params.steps - before
+    weights: dict[str, Stacked | Patched] = {
+        name: Stacked(t) for name, t in unflatten_weights(model, params.flat).items()
+    }
+    state: dict[str, Tensor | Patched] = {
+        f"{kind}/{name}": t
+        for kind, (_, flat) in by_kind.items()
+        for name, t in unflatten_weights(model, flat).items()
+    }
+    for number, name in enumerate(model.first_maps):
+        start = [fields[name], *(memory[f"{kind}/{name}"] for kind in by_kind)]
+        bases, which, steps_of_rows = _kept_bases(training, start, before, counts, block.x)
+        unused = block.num_features - used.off.diff()
+        spared = int((torch.from_numpy(counts) * unused).sum()) - steps_of_rows
+        report_spared(float(training.flops_of(name) * bases[0].shape[2] * spared))
+        rows = [params.rows, *(rows for rows, _ in by_kind.values())]
+        names = [name, *(f"{kind}/{name}" for kind in by_kind)]
+        trained = {
+            own: Patched(base, which, torch.from_numpy(r[number]), used.feature, used.off)
+            for own, base, r in zip(names, bases, rows, strict=True)
+        }
+        weights[name] = trained.pop(name)
+        state |= trained
+    if isinstance(training.optimizer, Adam):
         state["steps"] = torch.from_numpy(params.steps).float()
-    return state
+    ordered = {name: state[name] for name in memory}
+    return {name: weights[name] for name in model.weight_shapes}, ordered
+
+
+def _kept_bases(
+    training: Training,
+    start: Sequence[Tensor | Stacked | Patched],
+    before: np.ndarray,
+    counts: np.ndarray,
+    x: SparseRows,
+) -> tuple[list[Tensor], Tensor, int]:
+    """Return bases (G, R, D) of weights and moments after training, and each client's, (C,).
+
+    And how many steps of rows were taken for them.
+    """
+    fields = [field for field in start if isinstance(field, Patched)]
+    assert len(fields) == len(start)  # see `has_used_rows`
+    numbers = torch.stack([field.which for field in fields], dim=1).tolist()
+    histories = [
+        _History(tuple(bases), t, count)
+        for bases, t, count in zip(numbers, before.tolist(), counts.tolist(), strict=True)
+    ]
+    distinct = list(dict.fromkeys(histories))
+    place = {history: number for number, history in enumerate(distinct)}
+    which = torch.tensor([place[history] for history in histories])
+    bases = [field.base.new_empty(len(distinct), *field.base.shape[1:]) for field in fields]
+    steps_of_rows = 0
+    members, ends = which.bincount(minlength=len(distinct)).tolist(), x.used.off.tolist()
+    for client, (number, history) in enumerate(zip(which.tolist(), histories, strict=True)):
+        if distinct[number] is not history:
+            continue  # not the first client of its history
+        for base, field, own in zip(bases, fields, history.bases, strict=True):
+            base[number] = field.base[own]
+        wanted = np.ones(bases[0].shape[1], bool)
+        if members[number] == 1:  # rows of its own are nobody's
+            wanted[x.used.feature[ends[client] : ends[client + 1]].numpy()] = False
+        steps_of_rows += history.count * int(wanted.sum())
+        _take_steps_without_data(training, [base[number] for base in bases], wanted, history)
+    return bases, which, steps_of_rows
+
+
+def _take_steps_without_data(
+    training: Training, tensors: Sequence[Tensor], wanted: np.ndarray, history: _History
+) -> None:
+    """Take a history's steps on its weights and moments (R, D), in place."""
+    if history.count == 0:
+        return
+    p, m, *second = (t.numpy() for t in tensors)
+    v = second[0] if second else p[:0]  # SGD has velocities only
+    rule, memory = step_rule(training), np.empty((2, kernels_optim.TOGETHER), p.dtype)
+    with flush_subnormals():  # as rows are in training
+        kernels_optim.kept_rows_after(p, m, v, wanted, rule, history.before, history.count, memory)
 
 
 def _split_by_client(model: Staged, block: ClientBlock, rows: np.ndarray) -> Params:
@@ -409,7 +554,11 @@ def fit(model: Staged, training: Training, inputs: TrainingInputs) -> Fitted:
         return _fit_masked(training.model, training, inputs)
     block, memory = inputs.block, inputs.memory
     fields = start_fields(model, inputs.start, block.num_clients)
-    compact = memory is None and training.alike and starts_compact(model, fields, block.x)
+    compact = training.alike and starts_compact(model, fields, block.x)
+    if memory is not None:
+        names = rows_apart(training, block.x)
+        compact = compact and all(has_used_rows(memory[n], block.x) for n in names) and names != ()
+        memory = memory if compact else whole_memory(memory)
     data = prepare_block(model, block, compact=compact)
     params = params_of(
         model, block, fields, memory, used=int(data.called.used_off[-1]), compact=compact
@@ -417,8 +566,14 @@ def fit(model: Staged, training: Training, inputs: TrainingInputs) -> Fitted:
     steps_before = params.steps.copy()
     outputs, sampler = _train(model, training, inputs, data, params)
     report_training(model, training, block, outputs.work)
-    weights = weights_of(model, training, block, fields, params, steps_before if compact else None)
-    final_memory = {} if memory is None else memory_of(model, training, block, params)
+    if memory is not None and compact:
+        weights, final_memory = kept_weights_and_memory(
+            model, training, block, fields, memory, params, steps_before
+        )
+    else:
+        before = steps_before if compact else None
+        weights = weights_of(model, training, block, fields, params, before)
+        final_memory = {} if memory is None else memory_of(model, training, block, params)
     return _to_fitted(weights, final_memory, outputs, params.steps - steps_before, sampler)
 
 
@@ -426,6 +581,7 @@ def _fit_masked(model: Masked, training: Training, inputs: TrainingInputs) -> Fi
     """Train weights with masks; no row of them is left out, as all of them may move."""
     block, memory = inputs.block, inputs.memory
     fields = start_fields(model, inputs.start, block.num_clients)
+    memory = None if memory is None else whole_memory(memory)
     if memory is None:
         clients, dtype = block.num_clients, dtype_of(block)
         shapes = model.weight_shapes.items()
@@ -546,7 +702,7 @@ def _kernel_shape(model: Staged, schedule: Schedule, block: ClientBlock) -> arra
 
 def _to_fitted(
     weights: dict[str, Stacked | Patched],
-    memory: Params,
+    memory: Memory,
     outputs: arrays.Filled,
     steps: np.ndarray,
     sampler: State,

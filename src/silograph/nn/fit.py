@@ -9,7 +9,7 @@ C: clients. n: rows. F: features. H: hidden width. U: used rows of the first wei
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
-from typing import Protocol
+from typing import Protocol, cast
 
 import torch
 from torch import Tensor
@@ -77,6 +77,7 @@ from silograph.task.registry import task_of
 
 
 Start = Mapping[str, Tensor | Stacked | Patched]
+Memory = Mapping[str, Tensor | Patched]  # optimizer state (C, ...)
 StartFields = Mapping[str, Stacked | Patched]
 
 
@@ -132,13 +133,16 @@ def starts_compact(model: ModelSizes, fields: StartFields, x: Rows) -> bool:
 
 
 def _is_compact(value: Stacked | Patched, x: SparseRows) -> bool:
-    if only_bases(value):
-        return True
-    used = x.used
+    return only_bases(value) or has_used_rows(value, x)
+
+
+def has_used_rows(value: Tensor | Stacked | Patched, x: Rows) -> bool:
+    """Whether clients have rows of their own for the features that occur there, and no others."""
     return (
         isinstance(value, Patched)
-        and torch.equal(value.off, used.off)
-        and torch.equal(value.index, used.feature)
+        and isinstance(x, SparseRows)
+        and torch.equal(value.off, x.used.off)
+        and torch.equal(value.index, x.used.feature)
     )
 
 
@@ -156,6 +160,60 @@ def used_rows(value: Stacked | Patched, x: Rows) -> Tensor:
     if len(value.base) == 1:
         return value.base[0][x.used.feature]
     return value.base[value.which[owners(x.used.off)], x.used.feature]
+
+
+# --- Kept optimizer state of rows that meet no data ----------------------------------------------
+#
+# A client that has no node with some feature never changes the weights of that feature by its data.
+# With a kept optimizer their moments depend on the rounds in which the client took part, and on how
+# many steps it took. So clients with one history have one base for all such rows, in `Patched`
+# form: rows of their own for the features that occur, and the history's base for the others. A
+# history splits where its clients part, and goes with its last client.
+
+
+def rows_apart(training: "Training", x: Rows) -> tuple[str, ...]:
+    """Return names of the optimizer state that is held by histories, if rows meet no data at all.
+
+    Empty: optimizer state is held whole.
+    """
+    model = training.model.staged
+    if model is None or not training.alike or not isinstance(x, SparseRows):
+        return ()
+    like = {name: torch.empty(1) for name in model.first_maps}
+    return tuple(name for name in training.optimizer.init(like) if "/" in name)
+
+
+def first_memory(training: "Training", block: ClientBlock, *, apart: bool) -> Memory:
+    """Return the optimizer state (C, ...) before the first step.
+
+    Args:
+        training: the model and the optimizer.
+        block: C clients.
+        apart: whether state of rows that meet no data is held by histories.
+    """
+    model, clients = training.model, block.num_clients
+    names = rows_apart(training, block.x) if apart else ()
+    firsts = {name.partition("/")[2] for name in names}
+    like = block.adj.values
+    assert like is not None  # blocks carry values of the run's dtype
+    weights = {
+        name: like.new_zeros(1 if name in firsts else clients, *shape)
+        for name, shape in model.weight_shapes.items()
+    }
+    memory: dict[str, Tensor | Patched] = dict(training.optimizer.init(weights))
+    for name in names:
+        assert isinstance(block.x, SparseRows)  # see `rows_apart`
+        base, used = memory[name], block.x.used
+        assert isinstance(base, Tensor)
+        which = torch.zeros(clients, dtype=torch.int64, device=base.device)
+        rows = base.new_zeros(len(used.feature), *base.shape[2:])
+        memory[name] = Patched(base, which, rows, used.feature, used.off)
+    return memory
+
+
+def whole_memory(memory: Memory) -> Params:
+    """Return optimizer state as tensors (C, ...), whatever form it has."""
+    return {name: m.stacked().t if isinstance(m, Patched) else m for name, m in memory.items()}
 
 
 # --- What clients do in local training: how many steps of which kind, and how each is taken ------
@@ -238,6 +296,7 @@ class TrainingInputs:
         block: their rows, C clients.
         start: weights, see `silograph.nn.fit`.
         memory: optimizer state (C, ...) to go on from and return; None: a fresh one, not returned.
+            Moments of rows that meet no data may be in `Patched` form, see `rows_apart`.
         key: key of the draws.
         sampler: the neighbor sampler's state of every client.
         tables: those of the clients, with their optimizer state if `memory` is given.
@@ -245,7 +304,7 @@ class TrainingInputs:
 
     block: ClientBlock
     start: Start
-    memory: Mapping[str, Tensor] | None
+    memory: Memory | None
     key: Key
     sampler: State = field(default_factory=dict)
     tables: State = field(default_factory=dict)
@@ -268,7 +327,7 @@ class Fitted:
     """
 
     weights: dict[str, Stacked | Patched]
-    memory: Params
+    memory: Memory
     loss: Tensor
     logits: Tensor
     steps: Tensor
@@ -319,10 +378,11 @@ class InTraining:
 
     def take(self, positions: Tensor) -> "InTraining":
         """Return the clients at `positions` (k,) int64."""
-        weights, memory, sampler = (
-            state_of(take_all(fields, positions))
-            for fields in (self.weights, self.memory, self.sampler)
+        weights, memory = (
+            cast(TrainingFields, take_all(fields, positions))
+            for fields in (self.weights, self.memory)
         )
+        sampler = state_of(take_all(self.sampler, positions))
         loss, steps = (t[positions.to(t.device)] if len(t) else t for t in (self.loss, self.steps))
         return InTraining(weights, memory, sampler, loss, steps)
 
@@ -330,12 +390,18 @@ class InTraining:
         """Return all clients, those at `positions` as in `part`, the others without a step."""
         clients = len(next(f.t for f in self.weights.values() if isinstance(f, Stacked)))
         return InTraining(
-            {name: put(self.weights[name], f, positions) for name, f in part.weights.items()},
-            {name: put(self.memory[name], f, positions) for name, f in part.memory.items()},
+            put_all(self.weights, part.weights, positions),
+            put_all(self.memory, part.memory, positions),
             self.sampler,
             part.loss.new_zeros(clients).index_copy(0, positions, part.loss),
             part.steps.new_zeros(clients).index_copy(0, positions.cpu(), part.steps),
         )
+
+
+def put_all(fields: TrainingFields, part: TrainingFields, positions: Tensor) -> TrainingFields:
+    """Return the fields of all clients, those at `positions` as in `part`."""
+    every = {name: put(fields[name], f, positions) for name, f in part.items()}
+    return cast(TrainingFields, every)
 
 
 @dataclass(frozen=True, eq=False)
@@ -638,7 +704,7 @@ def fit(model: Staged, training: Training, inputs: TrainingInputs) -> Fitted:
     compact = memory is None and training.alike and starts_compact(model, fields, block.x)
     weight_fields = copy_start(model, block, fields, compact=compact)
     optimizer_memory: TrainingFields = {
-        name: Stacked(own_copy(m)) for name, m in (memory or {}).items()
+        name: Stacked(own_copy(m)) for name, m in whole_memory(memory or {}).items()
     }
     trainer = Trainer(model, training, inputs.key, compact=compact, keep=memory is not None)
     trained = trainer.run(block, InTraining(weight_fields, optimizer_memory, inputs.sampler))
@@ -828,9 +894,7 @@ def _check_slices(
             _raise_misfit(name, w, clients + shape, dtype, ANOTHER)
 
 
-def check_memory(
-    model: AnyModel, optimizer: Optimizer, memory: Mapping[str, Tensor], block: ClientBlock
-) -> None:
+def check_memory(model: AnyModel, optimizer: Optimizer, memory: Memory, block: ClientBlock) -> None:
     """Raise `ProtocolError` unless optimizer state (C, ...) is as `Optimizer.init` makes it."""
     expected = _memory_shapes(model, optimizer, dtype_of(block))
     if memory.keys() != expected.keys():
@@ -840,11 +904,20 @@ def check_memory(
         )
     for name, (shape, dtype) in expected.items():
         m, expected_shape = memory[name], (block.num_clients, *shape)
-        if m.shape != expected_shape or m.dtype is not dtype:
-            _raise_misfit(
-                name, m, expected_shape, dtype, "this is optimizer state of another model"
-            )
+        reason = "this is optimizer state of another model"
+        if isinstance(m, Patched):
+            if m.base.shape[1:] != shape or m.base.dtype is not dtype:
+                _raise_misfit(name, m.base, (len(m.base), *shape), dtype, reason)
+            problem = patched_problem(m, block.num_clients)
+            if problem is None and m.t.dtype is not dtype:
+                problem = f"rows of {dtype}, got {m.t.dtype}"
+            if problem:
+                raise ProtocolError(f"expected {problem} for {name} of the optimizer state")
+        elif m.shape != expected_shape or m.dtype is not dtype:
+            _raise_misfit(name, m, expected_shape, dtype, reason)
     steps = memory.get("steps")
+    if isinstance(steps, Patched):
+        raise ProtocolError("expected a number of steps for each client, got rows")
     if steps is not None and not bool(((steps >= 0) & (steps < MOST_STEPS)).all()):
         raise ProtocolError(
             "expected steps of 0 or more in the optimizer state, got "

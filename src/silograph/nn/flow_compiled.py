@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from silograph.core.errors import ProtocolError
-from silograph.core.payload import Ragged, Stacked, State
+from silograph.core.payload import Ragged, Stacked, State, StateField
 from silograph.core.work import report_clients, report_steps
 from silograph.graph.block.block import ClientBlock, SparseRows
 from silograph.nn.conv import Conv
@@ -74,7 +74,7 @@ class FlowNetworks:
         return new_state | {"steps": Stacked(torch.from_numpy(flows.steps).to(steps_before.dtype))}
 
 
-def _with_rows_of(field: Stacked | Ragged, t: Tensor) -> Ragged:
+def _with_rows_of(field: StateField, t: Tensor) -> Ragged:
     """Return rows with the offsets of a field."""
     assert isinstance(field, Ragged)  # see `FedGrains.specs`
     return Ragged(t, field.off)

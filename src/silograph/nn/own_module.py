@@ -39,6 +39,7 @@ from silograph.nn.fit import (
     own_copy,
     start_fields,
     whole,
+    whole_memory,
 )
 from silograph.nn.forward import NO_TABLES
 from silograph.nn.mini_batches import batches
@@ -353,7 +354,9 @@ def _train_client(model: ModuleModel, training: Training, inputs: TrainingInputs
     weights = {name: whole(field) for name, field in start_fields(model, inputs.start, 1).items()}
     start = {name: w.clone() for name, w in weights.items()} if training.corrections else {}
     state = (
-        optimizer.init(weights) if memory is None else {k: own_copy(m) for k, m in memory.items()}
+        optimizer.init(weights)
+        if memory is None
+        else {k: own_copy(m) for k, m in whole_memory(memory).items()}
     )
     module = module_for(model, client.x, training=True)
     total, steps = torch.zeros(1, dtype=torch.float64, device=client.x.device), 0

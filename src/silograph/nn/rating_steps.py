@@ -36,6 +36,7 @@ from silograph.nn.fit import (
     own_copy,
     start_fields,
     whole,
+    whole_memory,
 )
 from silograph.nn.forward import AnyModel
 from silograph.nn.mini_batches import batches
@@ -348,7 +349,7 @@ def _start_values(
         table_state = {
             n: own_copy(f.t)[None] for n, f in tables.items() if n not in model.table_widths
         }
-        state |= {n: own_copy(m) for n, m in memory.items()} | table_state
+        state |= {n: own_copy(m) for n, m in whole_memory(memory).items()} | table_state
     return values, state
 
 

@@ -21,13 +21,13 @@ send. I, O: width before and after a stage.
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
+from typing import cast
 
 import torch
 from torch import Tensor
 
 from silograph.core.key import Key
-from silograph.core.payload import Patched, Ragged, Stacked, from_bases, offsets, put, take_all
-from silograph.core.payload import state_of as fields_of
+from silograph.core.payload import Patched, Ragged, Stacked, from_bases, offsets, take_all
 from silograph.core.work import report_entries, report_rows, report_steps
 from silograph.graph.block.block import ClientBlock, Rows, SparseRows, extended
 from silograph.graph.csr import CSR
@@ -40,6 +40,7 @@ from silograph.nn.fit import (
     features_for,
     own_copy,
     patched,
+    put_all,
     start_fields,
     starts_compact,
     untouched_rows_after,
@@ -610,12 +611,12 @@ def groups_by_steps(fields: TrainingFields, active: Tensor) -> list[Tensor]:
 
 def take_clients(fields: TrainingFields, positions: Tensor) -> TrainingFields:
     """Return a copy of the clients at `positions` (k,) int64."""
-    return fields_of(take_all(fields, positions))
+    return cast(TrainingFields, take_all(fields, positions))
 
 
 def put_clients(fields: TrainingFields, part: TrainingFields, positions: Tensor) -> TrainingFields:
     """Return all clients, those at `positions` as in `part`."""
-    return {name: put(fields[name], f, positions) for name, f in part.items()}
+    return put_all(fields, part, positions)
 
 
 def step_(

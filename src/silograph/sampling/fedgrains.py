@@ -60,7 +60,7 @@ from torch.nn.functional import logsigmoid
 
 from silograph.core.config import STRICT
 from silograph.core.key import Key
-from silograph.core.payload import Ragged, Stacked, State, offsets
+from silograph.core.payload import Ragged, Stacked, State, StateField, offsets
 from silograph.core.setting_values import choice, log
 from silograph.core.work import report_entries, report_rows, report_steps
 from silograph.federation.field_specs import FieldSpec, FieldSpecs
@@ -674,9 +674,9 @@ class FedGrains(FlowRule):
         steps += 1
 
 
-def _slice_clients(like: Stacked | Ragged, t: Tensor, a: int, b: int) -> Tensor:
+def _slice_clients(like: StateField, t: Tensor, a: int, b: int) -> Tensor:
     """Return the part of clients a to b of a tensor that has the form of a field."""
-    return t[a:b] if isinstance(like, Stacked) else t[int(like.off[a]) : int(like.off[b])]
+    return t[int(like.off[a]) : int(like.off[b])] if isinstance(like, Ragged) else t[a:b]
 
 
 def _ranges_of_equal_steps(clients: Tensor, steps: Tensor) -> Iterator[tuple[int, int]]:

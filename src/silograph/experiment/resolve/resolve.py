@@ -191,15 +191,14 @@ def choose_block_size(
         block: all clients.
         backend: what computes.
         device: that computes.
-        keep_optimizer: whether optimizers are kept; then no weight is left out.
+        keep_optimizer: whether optimizers are kept; then torch leaves no weight out.
     """
     if training.model.single_client_only:
         return 1  # clients are computed one after the other
     assert block.adj.values is not None  # blocks carry values of the run's dtype
     itemsize = block.adj.values.element_size()
-    bytes_per_client = client_bytes(
-        training, block, backend, itemsize, compact=training.alike and not keep_optimizer
-    )
+    compact = training.alike and (backend.compiled or not keep_optimizer)
+    bytes_per_client = client_bytes(training, block, backend, itemsize, compact=compact)
     byte_limit = BLOCK_BYTES if device.type == "cpu" else DEVICE_BLOCK_BYTES
     max_clients = max(1, byte_limit // max(bytes_per_client, 1))
     num_blocks = -(-block.num_clients // max_clients)

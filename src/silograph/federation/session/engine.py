@@ -640,7 +640,7 @@ class Session:
         agreed_call, after = self._course.find(self._round, op, what, key)
         self._course.advance(self._round, after)
         where = f"inbox of {op.__name__}"
-        check_fields(inbox, len(positions), where, shared=True, patched=True)
+        check_fields(inbox, len(positions), where, shared=True)
 
         # 1. Send the call to all attached clients, with a bound of each answer's length.
         def most(place: int) -> int:

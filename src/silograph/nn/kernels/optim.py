@@ -5,7 +5,7 @@ import numpy as np
 from silograph.core.numba_extensions import pointer_to
 from silograph.nn.kernels.arrays import Array, StepRule, compiled, kernel
 
-TOGETHER = 4096  # values that `untouched_rows_after` updates in one step: they stay in the cache
+TOGETHER = 4096  # values without data that are updated in one step: they stay in the cache
 
 
 @compiled
@@ -80,6 +80,69 @@ def untouched_rows_after(p: Array, steps: StepRule, count: int, memory: Array) -
     `memory` is (4, `TOGETHER`): a kernel that allocates takes longer to compile.
     """
     rest_range(p, pointer_to(steps), count, memory[0], memory[1], memory[2], memory[3])
+
+
+@kernel
+def kept_rows_after(
+    p: Array,
+    m: Array,
+    v: Array,
+    wanted: Array,
+    steps: StepRule,
+    before: int,
+    count: int,
+    memory: Array,
+) -> None:
+    """Take `count` steps with gradient 0 on weights p (R, D) and their moments, in place.
+
+    Args:
+        p: weights.
+        m: first moments, or velocities.
+        v: second moments, (0, D) if the optimizer has none.
+        wanted: (R,) bool rows that are needed; the others are left as they are.
+        steps: the optimizer.
+        before: steps that it has taken.
+        count: steps to take.
+        memory: (2, `TOGETHER`).
+    """
+    kept_range(p, m, v, wanted, pointer_to(steps), before, count, memory[0], memory[1])
+
+
+@compiled
+def kept_range(
+    p: Array,
+    m: Array,
+    v: Array,
+    wanted: Array,
+    steps: StepRule,
+    before: int,
+    count: int,
+    start: Array,
+    grad: Array,
+) -> None:
+    """Do what `kept_rows_after` does."""
+    width = p.shape[1]
+    weights, first, second = p.reshape(p.size), m.reshape(m.size), v.reshape(v.size)
+    most = start.shape[0] // width if start.shape[0] > width else 1
+    row = 0
+    while row < p.shape[0]:
+        if not wanted[row]:
+            row += 1
+            continue
+        end = row + 1
+        while end < p.shape[0] and end - row < most and wanted[end]:
+            end += 1
+        # A row wider than the memory is updated in several pieces.
+        for a in range(row * width, end * width, start.shape[0]):
+            b = min(a + start.shape[0], end * width)
+            part = weights[a:b]
+            for h in range(part.shape[0]):
+                start[h] = part[h]
+            for t in range(count):
+                for h in range(part.shape[0]):
+                    grad[h] = 0
+                step(part, grad, start, first[a:b], second[a:b], steps, before + t + 1)
+        row = end
 
 
 @compiled
