@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Any, cast
 
 import numpy as np
+from llvmlite import ir as untyped_ir
 from numba.core import cgutils as untyped_cgutils
 from numba.core import types
 from numba.core.errors import TypingError
@@ -14,6 +15,7 @@ from numba.np import linalg as untyped_linalg
 from silograph.core.key import hash_text
 from silograph.core.numba_extensions import pointer_to
 from silograph.nn.kernels.arrays import (
+    FAST,
     LINEAR,
     ROOTED,
     SUM,
@@ -38,6 +40,8 @@ from silograph.nn.kernels.optim import step
 
 _DROPOUT = np.uint64(hash_text("dropout"))
 CHUNK = 16  # rows of a gradient that stay in the first cache until their step
+FLAGS = tuple(sorted(FAST))
+REGISTER_BYTES = 64  # of the widest registers; LLVM takes several narrow ones for one
 
 
 @compiled
@@ -48,11 +52,31 @@ def product(a: Array, b: Array, out: Array) -> None:
 
 @compiled
 def add_sum(start: Array, end: Array, col: Array, value: Array, z: Array, out: Array) -> None:
-    """out[i] += the sum of value[e] z[col[e]] over entries e from start[i] to end[i]."""
-    width = out.shape[1]
+    """out[i] += the sum of value[e] z[col[e]] over entries e from start[i] to end[i].
+
+    Where the width fills up to eight registers, sums stay there; with more, each pass over the
+    entries would fetch other columns of their rows. Otherwise four entries are added at a time: the
+    output is loaded and stored once for them.
+    """
+    width, lanes = out.shape[1], REGISTER_BYTES // out.itemsize
+    if width % lanes == 0 and width <= 8 * lanes:
+        for i in range(out.shape[0]):
+            first, last, at = start[i], end[i], 0
+            if width == 8 * lanes:
+                add_8_registers(col, value, first, last, z, out, i, at)
+                continue
+            if at + 4 * lanes <= width:
+                add_4_registers(col, value, first, last, z, out, i, at)
+                at += 4 * lanes
+            if at + 2 * lanes <= width:
+                add_2_registers(col, value, first, last, z, out, i, at)
+                at += 2 * lanes
+            if at < width:
+                add_register(col, value, first, last, z, out, i, at)
+        return
     for i in range(out.shape[0]):
         e, last = start[i], end[i]
-        while e + 4 <= last:  # four at a time: the output is loaded and stored once for them
+        while e + 4 <= last:
             j0, j1, j2, j3 = col[e], col[e + 1], col[e + 2], col[e + 3]
             a0, a1, a2, a3 = value[e], value[e + 1], value[e + 2], value[e + 3]
             for h in range(width):
@@ -441,14 +465,97 @@ def backward_step(
     step_later(shape, own, s.flat, steps, t)
 
 
+cgutils: Any = untyped_cgutils  # numba's own functions have no types
+arrayobj: Any = untyped_arrayobj
+ir: Any = untyped_ir
+
+
+# --- Sums of rows in registers --------------------------------------------------------------------
+#
+# A loop over entries loads and stores the sum for each of them; LLVM does not keep it in registers,
+# since it cannot know that rows do not overlap. These loops say so.
+
+
+def _add_in_registers(count: int) -> Any:
+    """Return what adds to `count` times as many columns as a register holds."""
+
+    def add(
+        typing: Any,
+        col: Any,
+        value: Any,
+        first: Any,
+        last: Any,
+        z: Any,
+        out: Any,
+        row: Any,
+        at: Any,
+    ) -> Any:
+        del typing, first, last, row, at
+        if out.layout != "C" or z.layout != "C" or not value.dtype == z.dtype == out.dtype:
+            raise TypingError(f"sums of rows need C-contiguous arrays of one type, got {z}, {out}")
+        number = types.intp
+        return types.void(col, value, number, number, z, out, number, number), emit
+
+    def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        col, value, z, out = (
+            arrayobj.make_array(signature.args[k])(context, builder, arguments[k])
+            for k in (0, 1, 4, 5)
+        )
+        first, last, row, at = (arguments[k] for k in (2, 3, 6, 7))
+        intp, entry = row.type, builder.block
+        real = context.get_value_type(signature.args[1].dtype)
+        size = real.get_abi_size(context.target_data)
+        lanes = REGISTER_BYTES // size
+        vector = ir.VectorType(real, lanes)
+        width = builder.extract_value(out.shape, 1)
+
+        def piece(data: Any, row: Any, number: int) -> Any:
+            place = builder.add(builder.mul(row, width), builder.add(at, intp(number * lanes)))
+            return builder.bitcast(builder.gep(data, [place]), vector.as_pointer())
+
+        sums = [builder.load(piece(out.data, row, k), align=size) for k in range(count)]
+        check, body, end = (builder.append_basic_block(name) for name in ("check", "body", "end"))
+        builder.branch(check)
+        builder.position_at_end(check)
+        number, held = builder.phi(intp), [builder.phi(vector) for _ in sums]
+        for variable, begin in zip([number, *held], [first, *sums], strict=True):
+            variable.add_incoming(begin, entry)
+        builder.cbranch(builder.icmp_signed("<", number, last), body, end)
+        builder.position_at_end(body)
+        column = builder.load(builder.gep(col.data, [number]))
+        if column.type != intp:
+            column = builder.sext(column, intp)
+        weight = builder.load(builder.gep(value.data, [number]))
+        undefined, zeros = vector(ir.Undefined), ir.VectorType(ir.IntType(32), lanes)([0] * lanes)
+        weights = builder.insert_element(undefined, weight, ir.IntType(32)(0))
+        weights = builder.shuffle_vector(weights, undefined, zeros)
+        more = [number.type(1)] + [
+            builder.fmul(weights, builder.load(piece(z.data, column, k), align=size), flags=FLAGS)
+            for k in range(count)
+        ]
+        adding = [builder.add(number, more[0])]
+        adding += [builder.fadd(s, m, flags=FLAGS) for s, m in zip(held, more[1:], strict=True)]
+        for variable, new in zip([number, *held], adding, strict=True):
+            variable.add_incoming(new, builder.block)
+        builder.branch(check)
+        builder.position_at_end(end)
+        for k, total in enumerate(held):
+            builder.store(total, piece(out.data, row, k), align=size)
+        return context.get_dummy_value()
+
+    return intrinsic(add)
+
+
+add_register, add_2_registers = _add_in_registers(1), _add_in_registers(2)
+add_4_registers, add_8_registers = _add_in_registers(4), _add_in_registers(8)
+
+
 # --- Products of matrices by BLAS -----------------------------------------------------------------
 #
 # `np.dot` makes the same calls, but numba compiles its checks of shapes, and what builds their
 # messages, for every layout of its arguments. That took half a second.
 
 
-cgutils: Any = untyped_cgutils  # numba's own functions have no types
-arrayobj: Any = untyped_arrayobj
 linalg: Any = untyped_linalg
 
 
