@@ -98,7 +98,6 @@ from silograph.core.payload import (
 )
 from silograph.core.setting_values import lin
 from silograph.core.work import report_rows, work_for, work_of
-from silograph.evaluation.evaluate import remembered
 from silograph.evaluation.scoring import HaloSums
 from silograph.exchange import pull
 from silograph.exchange.passes import divisible
@@ -144,6 +143,7 @@ from silograph.nn.fit import (
 from silograph.nn.mini_batches import FULL, Fanout, Full, Neighbors
 from silograph.nn.optim import SGD, Adam, Optimizer
 from silograph.nn.segment import segment_sum
+from silograph.task.counts import judges_of
 from silograph.task.registry import task_of
 
 # --- Options, and what follows from them for a round ---------------------------------------------
@@ -1131,7 +1131,7 @@ def finish_training(clients: FedAISClients, state: RoundState) -> tuple[ClientSt
         memory = stacked("optimizer", stored_rows.memory_of(cfg.training, models))
         finite = keep_previous_if_not_finite(memory, clients.state)
         clients.state = {**clients.state, **finite}
-    clients.state = {**clients.state, **remembered(logits, block)}
+    clients.state = {**clients.state, "own/logits": judges_of(block).select(logits)}
     if not cfg.sent.plain:
         shared = {f"weights/{name}": Shared(w) for name, w in start.items()}
         clients.start = shared, untouched_rows_after(cfg, start, total)

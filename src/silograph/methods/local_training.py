@@ -171,8 +171,17 @@ def zero_weights(model: AnyModel, block: ClientBlock) -> Params:
 def begin(
     cfg: MethodConfig, block: ClientBlock, state: State, inbox: Payload, key: Key
 ) -> tuple[State, Payload]:
-    """Set up the state of every client. In: nothing. Out: nothing."""
+    """Set up the state of every client, and what its rounds read. In: nothing. Out: nothing."""
     del inbox
+    graph = local_graph(block, state)
+    cfg.trainer.prepare(cfg.training, graph, cfg.keep_optimizer)
+    return with_first_state(cfg, block, state, key), {}
+
+
+def with_first_state(
+    cfg: MethodConfig, block: ClientBlock, state: State, key: Key
+) -> dict[str, Stacked | Ragged]:
+    """Return the state of every client with what the library keeps of it."""
     new: dict[str, Stacked | Ragged] = {**state, **no_logits(cfg.model, block)}
     new |= no_ranking(cfg, block)
     sampler_state = cfg.schedule.neighbors.init(
@@ -184,7 +193,7 @@ def begin(
     if cfg.keep_optimizer:
         new |= _table_moments(cfg, tables)
         new |= stacked("optimizer", cfg.optimizer.init(zero_weights(cfg.model, block)))
-    return new, {}
+    return new
 
 
 def _table_moments(cfg: MethodConfig, tables: State) -> dict[str, Ragged]:

@@ -16,8 +16,9 @@ from torch import Tensor
 
 from silograph.core.errors import ProtocolError
 from silograph.core.key import Key
+from silograph.core.kinds import Kind
 from silograph.core.payload import Ragged, Stacked, offsets, owners
-from silograph.core.work import report_clients, report_steps
+from silograph.core.work import report_clients
 from silograph.graph.block.block import ClientBlock, SparseRows
 from silograph.nn.conv import Conv
 from silograph.nn.fit import LOSS_FLOPS, Schedule, Training, TrainingFields
@@ -111,7 +112,7 @@ def train_(
         stored.own[number].copy_(part)
     for batch in batches:
         report_clients(_step_flops(model, block, batch))
-        report_steps((batch.batch.off.diff() > 0).double() * training.step_flops)
+        report_clients((batch.batch.off.diff() > 0).double() * training.step_flops, Kind.OPTIMIZER)
     losses: tuple[Tensor, ...] = torch.from_numpy(batch_arrays.loss).split(
         [len(batch.batch.rows) for batch in batches]
     )
