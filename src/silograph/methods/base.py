@@ -32,7 +32,7 @@ from silograph.core.setting_values import (
     RowMinimum,
     SentWeights,
 )
-from silograph.core.text import short_repr
+from silograph.core.text import short_repr, state_of_fields
 from silograph.evaluation.scoring import Evaluation, OwnGraph
 from silograph.evaluation.views import UNCUT
 from silograph.federation.base import Federation
@@ -233,6 +233,8 @@ class MethodConfig(Generic[Options]):
     server_optimizer: str = NONE.name
     server_step: ServerStep = take_mean
     sent: SentWeights = PLAIN_WEIGHTS
+
+    __getstate__ = state_of_fields  # what is worked out from them is not pickled
 
     def in_round(self, number: int) -> "MethodConfig[Options]":
         """Return the config of ops and server program in a round.

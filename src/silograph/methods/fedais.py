@@ -136,6 +136,7 @@ from silograph.nn.fit import (
     TrainingFields,
     TrainingInputs,
     check_fit,
+    check_labels,
     check_places,
     dtype_of,
     features_for,
@@ -413,8 +414,16 @@ class OwnerState(pull.History, pull.LastSent):
 
 @op(Kind.CONTROL, writes=("own_rows/", "halo_rows/", "received_at", "passes", "versions"))
 def begin_stored(clients: FedAISClients, _state: Empty, _: Empty) -> tuple[ClientState, Empty]:
-    """Set up the clients, which have stored nothing."""
+    """Set up the clients, which have stored nothing, and what their rounds read of the graph."""
     clients.begin()
+    cfg, block = clients.cfg, clients.block
+    check_labels(cfg.training, block)
+    surroundings_of(clients)
+    if is_compiled(cfg):
+        from silograph.nn import stored_compiled  # numba takes a while to import
+
+        is_compact = cfg.training.alike and not cfg.keep_optimizer
+        stored_compiled.prepare(divisible(cfg.model), block, compact=is_compact)
     return pull.blank(ClientState, clients.cfg, clients.block), Empty()
 
 

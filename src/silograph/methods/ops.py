@@ -47,6 +47,7 @@ from silograph.core.payload import (
     tensors_under,
     with_prefix,
 )
+from silograph.core.text import state_of_fields
 from silograph.core.work import work_for
 from silograph.evaluation.evaluate import (
     NEIGHBORS,
@@ -426,7 +427,7 @@ class Server(Generic[Options]):
         combined = [n for n in inbox if combine is not None and n.startswith("weights/")]
         reduce: Reduce = mean
         if cfg.selector_uses_feedback or scores or combined:
-            fold = replace(mean, without=tuple(combined))
+            fold = replace(mean, without=(*combined, *scores))  # nobody reads their mean
             reduce = Gather("nodes", "loss", *scores, *combined, fold=fold)
         what, key = declared.kind, self.call_key
         reply = self.fed.call(op, inbox, what=what, key=key, to=client_ids, reduce=reduce)
@@ -597,6 +598,8 @@ class TypedMethod:
     setup: Setup | None
     state: type
     trained: Callable[[MethodConfig[Any]], MethodConfig[Any]]
+
+    __getstate__ = state_of_fields  # what is worked out from them is not pickled
 
     @cached_property
     def declared(self) -> frozenset[ClientOp[Any, Any]]:

@@ -16,11 +16,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from silograph.core.errors import ProtocolError
 from silograph.core.kinds import Kind
 from silograph.core.payload import Patched, Stacked, State, dense
 from silograph.core.work import report_clients, work_for
 from silograph.graph.block.block import ClientBlock, SparseRows
 from silograph.nn.conv import Params
+from silograph.nn.correction import Proximal
 from silograph.nn.fit import (
     LOSS_FLOPS,
     Fitted,
@@ -277,7 +279,17 @@ def _split_by_client(model: Staged, block: ClientBlock, rows: np.ndarray) -> Par
 
 
 def untouched_rows_after(training: Training, start: Tensor, steps: int) -> Tensor:
-    """Return weights (R, D) after some steps of a fresh optimizer with a gradient of 0."""
+    """Return weights (R, D) after some steps of a fresh optimizer with a gradient of 0.
+
+    Raises:
+        ProtocolError: a correction that is not compiled.
+    """
+    for correction in training.corrections:
+        if not isinstance(correction, Proximal):
+            raise ProtocolError(
+                f"expected training that is compiled, got: correction {type(correction).__name__} "
+                "is not compiled; run with kernels=torch"
+            )
     weight = start.clone(memory_format=torch.contiguous_format)
     with flush_subnormals():  # as rows are in training
         values = weight.numpy().reshape(-1)

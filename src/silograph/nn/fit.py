@@ -32,6 +32,7 @@ from silograph.core.payload import (
     state_of,
     take_all,
 )
+from silograph.core.text import state_of_fields
 from silograph.core.work import report_each, report_rows, report_spared, work_for, work_of
 from silograph.graph.block.block import ClientBlock, Rows, SparseRows
 from silograph.graph.csr import CSR
@@ -191,6 +192,8 @@ class Training:
     schedule: Schedule
     corrections: tuple[Correction, ...] = ()
     losses: tuple[LossTerm, ...] = ()
+
+    __getstate__ = state_of_fields  # what is worked out from them is not pickled
 
     @cached_property
     def alike(self) -> bool:

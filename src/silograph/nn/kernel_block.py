@@ -206,7 +206,6 @@ def step_rule(training: Training) -> arrays.StepRule:
     raise AssertionError(f"{training.optimizer} is not compiled: see why_not_compiled")
 
 
-@lru_cache(maxsize=64)
 def later_names(model: Staged) -> Sequence[str]:
     """Return names of the weights after the first matrices, in the kernels' order."""
     names = ["0.bias"]
