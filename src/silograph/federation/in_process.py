@@ -368,10 +368,6 @@ class InProcess:
         remembered: what an engine wants to find again after a resume: nothing.
     """
 
-    away: tuple[str, ...] = ()
-    left_out: Mapping[str, str] = NOTHING
-    remembered: Mapping[str, Any] = NOTHING
-
     def __init__(
         self,
         cfg: Any,
@@ -386,8 +382,8 @@ class InProcess:
         self._cfg = cfg
         self._round, self._cfg_of_round = 0, of_round(cfg, 0)
         self._single_client_ops = single_client_only
-        self.ids = clients.ids
-        self.route = route
+        self.ids, self.route, self.away = clients.ids, route, tuple[str, ...]()
+        self.left_out, self.remembered = dict[str, str](), dict[str, Any]()
         self._strict = strict
         self._compiled = compiled
         all_positions = torch.arange(clients.num_clients)
