@@ -12,8 +12,11 @@ import pytest
 import torch
 
 from silograph.experiment.run import run as loop
+from silograph.experiment.run.clock import TrainingClock
 from silograph.experiment.run.result import Result
 from silograph.experiment.run.run import run
+from silograph.experiment.run.setup import Setup
+from silograph.experiment.run.snapshot import Snapshot, without_parts
 from silograph.federation.checkpoint import read_checkpoint
 from silograph.graph.graph import Graph
 from silograph.methods import METHODS, RoundReport
@@ -170,3 +173,12 @@ def run_until(
     """Run, and die in round `last`; there is a checkpoint of the one before."""
     with dying(monkeypatch, last):
         run(graph, **{"checkpoint_every": 1, **options}, out=str(out))
+
+
+def run_round(setup: Setup, before: Snapshot) -> Snapshot:
+    """Run one round as the loop of a run does; return the run after it."""
+    selection = loop._make_selection(setup)
+    begun = loop.begin_round(setup, selection, before, TrainingClock(0.0))
+    own = without_parts(before.state)
+    trained = setup.method.round(setup.federation, begun.cfg, own, begun.t, begun.key)
+    return loop.finish_round(setup, selection, before, begun, *trained)[0]

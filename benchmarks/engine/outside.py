@@ -24,7 +24,7 @@ from silograph.core.config import make_config
 from silograph.experiment.run import run as loop
 from silograph.experiment.run.clock import TrainingClock
 from silograph.experiment.run.setup import Setup, prepare
-from silograph.experiment.run.snapshot import Snapshot
+from silograph.experiment.run.snapshot import Snapshot, without_parts
 from silograph.graph.datasets import load
 from silograph.graph.graph import Graph
 
@@ -80,6 +80,14 @@ def prepared(graph: Graph, dataset: str, clients: int, share: float, every: int)
     return prepare(make_config(options), graph)
 
 
+def run_round(setup: Setup, before: Snapshot) -> Snapshot:
+    """Run one round as the loop of a run does."""
+    begun = loop.begin_round(setup, None, before, TrainingClock(0.0))
+    state = without_parts(before.state)
+    trained = setup.method.round(setup.federation, begun.cfg, state, begun.t, begun.key)
+    return loop.finish_round(setup, None, before, begun, *trained)[0]
+
+
 def measure(setups: dict[str, Setup], rounds: int) -> dict[str, list[tuple[float, float]]]:
     """Return CPU seconds of single rounds, and those of them in kernels, by who is called."""
     at: dict[str, Snapshot] = {name: loop.first_snapshot(s) for name, s in setups.items()}
@@ -88,7 +96,7 @@ def measure(setups: dict[str, Setup], rounds: int) -> dict[str, list[tuple[float
         for _ in range(rounds + WARM_UP):
             for name, setup in setups.items():
                 inside, begin = clock.seconds, time.process_time()
-                at[name], _ = loop._run_round(setup, None, at[name], TrainingClock(0.0))
+                at[name] = run_round(setup, at[name])
                 took = time.process_time() - begin
                 found[name].append((took, clock.seconds - inside))
     return {name: values[WARM_UP:] for name, values in found.items()}

@@ -26,7 +26,7 @@ from silograph.experiment.run import run as loop
 from silograph.experiment.run.clock import TrainingClock
 from silograph.experiment.run.result_folder import ResultFolder
 from silograph.experiment.run.setup import Setup, prepare
-from silograph.experiment.run.snapshot import separate_best_weights, to_checkpoint
+from silograph.experiment.run.snapshot import separate_best_weights, to_checkpoint, without_parts
 from silograph.graph.datasets import load
 
 VARIANTS = ("neither", "ledger", "ledger + checkpoint")
@@ -52,7 +52,7 @@ def without_ledger() -> Iterator[None]:
     with (
         patch(f"{engine}.metered", unmetered),
         patch(f"{engine}.frame_sizes", no_sizes),
-        patch(f"{engine}.InProcess._record", lambda *_: None),
+        patch("silograph.federation.ledger.Ledger.append", lambda *_: None),
     ):
         yield
 
@@ -65,7 +65,10 @@ def measure(setup: Setup, folder: ResultFolder, rounds: int) -> dict[str, list[f
     def one(variant: str) -> None:
         nonlocal snapshot
         begin = time.process_time()
-        snapshot, rows = loop._run_round(setup, None, snapshot, TrainingClock(0.0))
+        begun = loop.begin_round(setup, None, snapshot, TrainingClock(0.0))
+        state = without_parts(snapshot.state)
+        trained = setup.method.round(setup.federation, begun.cfg, state, begun.t, begun.key)
+        snapshot, rows = loop.finish_round(setup, None, snapshot, begun, *trained)
         if variant == "ledger + checkpoint":
             (row,) = rows
             folder.add_round(row)

@@ -28,6 +28,7 @@ from silograph.experiment.run import selecting
 from silograph.experiment.run.clock import TrainingClock
 from silograph.experiment.run.selecting import Selection
 from silograph.experiment.run.setup import prepare
+from silograph.experiment.run.snapshot import without_parts
 from silograph.graph.graph import Graph
 from silograph.methods import local_training
 
@@ -93,7 +94,10 @@ def shares(graph: Graph, name: str, options: Mapping[str, Any]) -> tuple[float, 
         snapshot, selection = loop.first_snapshot(setup), loop._make_selection(setup)
         for _ in range(ROUNDS + WARM_UP):
             spent.seconds, began = 0.0, time.process_time()
-            snapshot, _ = loop._run_round(setup, selection, snapshot, TrainingClock(0.0))
+            begun = loop.begin_round(setup, selection, snapshot, TrainingClock(0.0))
+            state = without_parts(snapshot.state)
+            trained = setup.method.round(setup.federation, begun.cfg, state, begun.t, begun.key)
+            snapshot, _ = loop.finish_round(setup, selection, snapshot, begun, *trained)
             rounds.append(time.process_time() - began)
             parts.append(spent.seconds)
     rounds, parts = rounds[WARM_UP:], parts[WARM_UP:]

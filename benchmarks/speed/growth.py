@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from side import one_round
 
 import silograph as sg
 from silograph.core.config import make_config
 from silograph.experiment.run import run as loop
-from silograph.experiment.run.clock import TrainingClock
 from silograph.experiment.run.setup import prepare
 
 HERE = Path(__file__).parent
@@ -50,9 +50,9 @@ def measure(scale: float, clients: int, folder: str) -> Row:
     setup = prepare(make_config(values), graph)
     ready = time.perf_counter()
     snapshot = loop.first_snapshot(setup)
-    snapshot, _ = loop._run_round(setup, None, snapshot, TrainingClock(0.0))
+    snapshot, _ = one_round(setup, None, snapshot)
     first = time.perf_counter()
-    snapshot, _ = loop._run_round(setup, None, snapshot, TrainingClock(0.0))
+    snapshot, _ = one_round(setup, None, snapshot)
     return {
         "scale": scale,
         "clients": clients,

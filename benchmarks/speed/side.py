@@ -14,12 +14,24 @@ from silograph.core.numeric_state import torch_threads
 from silograph.core.resolved_config import training_key
 from silograph.experiment.run import run as rounds
 from silograph.experiment.run.clock import TrainingClock
+from silograph.experiment.run.selecting import Selection
 from silograph.experiment.run.setup import Setup, versions
+from silograph.experiment.run.snapshot import Snapshot, without_parts
 from silograph.nn.conv import Params
 
 HERE = Path(__file__).parent
 MARK = "<!-- table -->"
 Row = dict[str, Any]  # one line of a benchmark
+
+
+def one_round(
+    setup: Setup, selection: Selection | None, snapshot: Snapshot
+) -> tuple[Snapshot, list[Any]]:
+    """Run a round and score it, as `silograph run` does; return the run after it and its rows."""
+    begun = rounds.begin_round(setup, selection, snapshot, TrainingClock(0.0))
+    state = without_parts(snapshot.state)
+    trained = setup.method.round(setup.federation, begun.cfg, state, begun.t, begun.key)
+    return rounds.finish_round(setup, selection, snapshot, begun, *trained)
 
 
 class Ours:
@@ -38,9 +50,7 @@ class Ours:
     def round(self) -> object:
         """Run one round and judge it, as `silograph run` does."""
         with torch_threads(self.setup.config.threads):
-            self.snapshot, rows = rounds._run_round(
-                self.setup, None, self.snapshot, TrainingClock(0.0)
-            )
+            self.snapshot, rows = one_round(self.setup, None, self.snapshot)
         return rows  # of the round before, whose model the clients have just scored
 
     def train(self) -> object:

@@ -1,6 +1,7 @@
 """Server steps against their equations, worked out by hand; and steps of users."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -17,8 +18,11 @@ from silograph.aggregation.server_optimizers import (
 )
 from silograph.core.config import make_config
 from silograph.core.errors import ConfigError, OpError, ProtocolError
+from silograph.core.payload import fields_under
 from silograph.deploy.server import check_deployable
+from silograph.methods.base import RoundReport, ServerState
 from silograph.methods.fedavg import FEDAVG
+from silograph.methods.ops import SERVER_OPTIMIZER, Server
 from silograph.nn.conv import Params
 
 NOTHING: Params = {}
@@ -234,14 +238,13 @@ def test_one_of_a_file_remembers_what_it_returned(
     whole = go(graph, **asked, rounds=3)
     seen: list[Params] = []
 
-    def watched(
-        name: str, step: ServerStep, weights: Params, mean: Params, memory: Params
-    ) -> tuple[Params, Params]:
-        del name
-        seen.append(memory)
-        return step(weights, mean, memory)
+    step = Server.step
 
-    monkeypatch.setattr("silograph.methods.ops.take_step", watched)
+    def watched(self: Server, state: ServerState, mean: Params, report: RoundReport) -> Any:
+        seen.append(fields_under(SERVER_OPTIMIZER, state.memory))
+        return step(self, state, mean, report)
+
+    monkeypatch.setattr(Server, "step", watched)
     go(graph, **asked, rounds=3)
     first, second, third = seen
     assert not first

@@ -11,7 +11,7 @@ import silograph as sg
 from silograph.core.errors import ProtocolError
 from silograph.core.key import Key
 from silograph.core.payload import Payload, Ragged, Stacked, State, offsets, put, take_all
-from silograph.federation.base import is_overwritten, is_read, overwrites, per_client, reads
+from silograph.federation.base import overwrites, per_client, reads
 from silograph.federation.check import run_op
 from silograph.federation.in_process import BlockState, CalledBlocks
 from silograph.graph.block.block import ClientBlock, SparseRows
@@ -40,7 +40,7 @@ def test_writing_in_place_is_putting() -> None:
         new = changed(old, number + 1)
         state.put(old, new, positions)
         expected = {name: put(expected[name], new[name], positions) for name in expected}
-    assert all(torch.equal(state.all[name].t, expected[name].t) for name in expected)
+    assert all(torch.equal(state.all()[name].t, expected[name].t) for name in expected)
 
 
 def test_nobody_else_sees_what_is_written() -> None:
@@ -61,20 +61,20 @@ def test_a_tensor_under_two_names_is_not_written_to() -> None:
     state, at = BlockState(4, {"a": Stacked(torch.zeros(4))}), torch.tensor([1])
     old = state.take(at)
     state.put(old, {"a": Stacked(torch.ones(1))}, at)
-    whole = state.all
+    whole = state.all()
     state.replace({**whole, "b": whole["a"]})
     old = state.take(at)
     state.put(old, {**old, "a": Stacked(torch.full((1,), 5.0))}, at)
-    assert state.all["a"].t.tolist() == [0, 5, 0, 0]
-    assert state.all["b"].t.tolist() == [0, 1, 0, 0]
+    assert state.all()["a"].t.tolist() == [0, 5, 0, 0]
+    assert state.all()["b"].t.tolist() == [0, 1, 0, 0]
 
 
 def test_a_field_that_did_not_change_keeps_its_memory() -> None:
     state, at = BlockState(4, fields()), torch.tensor([1, 2])
-    before = state.all["rows"]
+    before = state.all()["rows"]
     old = state.take(at)
     state.put(old, {**old, "slice": Stacked(old["slice"].t + 1)}, at)
-    assert state.all["rows"] is before
+    assert state.all()["rows"] is before
 
 
 @pytest.mark.parametrize(
@@ -90,7 +90,7 @@ def test_fields_of_another_form_are_refused(new: Stacked | Ragged, message: str)
     old = state.take(at)
     with pytest.raises(ProtocolError, match=message):
         state.put(old, {"rows": changed(old, 1)["rows"], "slice": new}, at)
-    assert torch.equal(state.all["rows"].t, fields()["rows"].t)
+    assert torch.equal(state.all()["rows"].t, fields()["rows"].t)
 
 
 def test_rows_may_become_more() -> None:
@@ -98,7 +98,7 @@ def test_rows_may_become_more() -> None:
     old = state.take(at)
     more = Ragged(torch.tensor([7.0, 8.0]), torch.tensor([0, 2]))
     state.put(old, {**old, "rows": more}, at)
-    assert state.all["rows"].t.tolist() == [0, 1, 7, 8, 2, 3, 4, 5]
+    assert state.all()["rows"].t.tolist() == [0, 1, 7, 8, 2, 3, 4, 5]
 
 
 @pytest.mark.parametrize("sparse", [True, False])
@@ -157,7 +157,7 @@ def test_a_round_with_half_of_the_clients_reads_and_writes_their_rows_only(
         return found
 
     def writing(self: BlockState, old: State, new: State, at: torch.Tensor, *given: object) -> None:
-        known = self.all["own/logits"]
+        known = self.all()["own/logits"]
         assert isinstance(known, Ragged)
         theirs = int(known.off.diff()[at].sum())
         calls.append((len(at), {name: len(f.t) for name, f in new.items()}, theirs))
@@ -206,13 +206,8 @@ def test_an_op_is_given_what_it_reads_and_leaves_the_rest(
     """A call to all clients, and a call to some of them, of which no other field is copied."""
     block, _ = cut_block(make_graph(20), 4)
     state, positions = BlockState(4, fields()), torch.tensor(at)
-    rows, names = state.all["rows"], list[str]()
-
-    def wanted(name: str) -> bool:
-        names.append(name)
-        return is_read(add_one, name)
-
-    old = state.all if len(at) == 4 else state.take(positions, wanted)
+    rows = state.all()["rows"]
+    old = state.all() if len(at) == 4 else state.take(positions, add_one.__dict__["reads"])
     part = block if len(at) == 4 else block.take(positions)
     new, _ = run_op(add_one, None, part, old, {}, Key.of(0), rows=False)
     if len(at) == 4:
@@ -220,9 +215,8 @@ def test_an_op_is_given_what_it_reads_and_leaves_the_rest(
         state.replace(new)
     else:
         assert set(old) == {"slice"}
-        assert set(names) == {"slice", "rows"}
         state.put(old, new, positions)
-    assert state.all["rows"] is rows or len(at) == 4
+    assert state.all()["rows"] is rows or len(at) == 4
     expected = fields()["slice"].t
     expected[positions] += 1
     shown = state.export()
@@ -231,15 +225,8 @@ def test_an_op_is_given_what_it_reads_and_leaves_the_rest(
     assert torch.equal(shown["new"].t, expected[positions])
 
 
-def test_an_op_that_says_nothing_reads_all() -> None:
-    def plain(
-        cfg: object, block: ClientBlock, state: State, inbox: Payload, key: Key
-    ) -> tuple[State, Payload]:
-        return state, {}
-
-    assert is_read(plain, "anything")
-    assert is_read(per_client(add_one), "slice")
-    assert not is_read(per_client(add_one), "rows")
+def test_an_op_for_one_client_declares_the_same_on_any_block() -> None:
+    assert per_client(add_one).__dict__["reads"] == ("slice",)
 
 
 @overwrites("slice")
@@ -256,14 +243,14 @@ def test_what_an_op_overwrites_is_nobody_elses(
 ) -> None:
     """Whoever holds the state before the call, after it, or what it was made of, sees no change."""
     block, _ = cut_block(make_graph(40), 4)
-    given, written = fields(), partial(is_overwritten, add_in_place)
+    given, written = fields(), ("slice",)
     state = BlockState(4, given)
     held: list[tuple[State, torch.Tensor]] = []
     expected = fields()["slice"].t
     for number, at in enumerate([[0, 1, 2, 3], [1, 3], [0, 1, 2, 3], [0, 1, 2, 3], [2]]):
         positions = torch.tensor(at)
         whole = len(at) == 4
-        old = state.all_for(written) if whole else state.take(positions)
+        old = state.all(written) if whole else state.take(positions)
         part = block if whole else block.take(positions)
         new, _ = run_op(add_in_place, None, part, old, {}, Key.of(0), rows=False, given_up=True)
         if whole:
@@ -271,7 +258,7 @@ def test_what_an_op_overwrites_is_nobody_elses(
         else:
             state.put(old, new, positions, written)
         expected[positions] += 1
-        assert torch.equal(state.all["slice"].t, expected)
+        assert torch.equal(state.all()["slice"].t, expected)
         if number != 2:  # the call after that one goes on in the same memory
             shown = state.export()
             held.append((shown, shown["slice"].t.clone()))
@@ -282,15 +269,15 @@ def test_what_an_op_overwrites_is_nobody_elses(
 
 
 def test_a_block_goes_on_in_the_memory_that_it_made_its_own() -> None:
-    state, written = BlockState(4, fields()), partial(is_overwritten, add_in_place)
-    own = state.all_for(written)["slice"]
-    state.replace({**state.all, "new": Stacked(torch.zeros(4))})
-    assert state.all_for(written)["slice"] is own
+    state, written = BlockState(4, fields()), ("slice",)
+    own = state.all(written)["slice"]
+    state.replace({**state.all(), "new": Stacked(torch.zeros(4))})
+    assert state.all(written)["slice"] is own
     made = Stacked(torch.zeros(4, 2))
-    state.replace({**state.all, "slice": made}, written)
-    assert state.all_for(written)["slice"] is made
-    state.replace({**state.all, "slice": own})  # an op that does not say so may keep what it made
-    assert state.all_for(written)["slice"] is not own
-    own = state.all["slice"]
-    state.replace({**state.all, "alias": Stacked(own.t[:, None])})
-    assert state.all_for(written)["slice"].t.data_ptr() != own.t.data_ptr()
+    state.replace({**state.all(), "slice": made}, written)
+    assert state.all(written)["slice"] is made
+    state.replace({**state.all(), "slice": own})  # an op that does not say so may keep what it made
+    assert state.all(written)["slice"] is not own
+    own = state.all()["slice"]
+    state.replace({**state.all(), "alias": Stacked(own.t[:, None])})
+    assert state.all(written)["slice"].t.data_ptr() != own.t.data_ptr()

@@ -97,7 +97,7 @@ def test_a_block_state_is_a_dictionary_of_each_client(seed: int) -> None:
             names = own[members[0]].keys()
             assert all(own[c].keys() == names for c in members)
             every = len(members) == CLIENTS
-            old = state.all if every else state.take(group)
+            old = state.all() if every else state.take(group)
             assert old.keys() == names
             for name, field in old.items():
                 expected = part_of(own, name, members)
@@ -136,7 +136,7 @@ def test_writing_some_clients_rows_moves_nobody_elses() -> None:
         state.put(old, {"r": longer}, at)
         memory.add(state._partial["r"]._rows.data_ptr())
     assert len(memory) <= 5
-    found = state.all["r"]
+    found = state.all()["r"]
     assert isinstance(found, Ragged)
     assert torch.equal(found.t, torch.arange(200.0).repeat_interleave(rows + 1))
 

@@ -15,8 +15,9 @@ import silograph as sg
 from leaks import OPTIONS, Sent, blocks_of, documented, found_in
 from silograph.core.key import Key
 from silograph.core.kinds import Kind
-from silograph.core.payload import Payload, Ragged, take
+from silograph.core.payload import Payload, Ragged, State, take
 from silograph.experiment.run.setup import Setup, first_weights
+from silograph.federation.check import run_op
 from silograph.federation.frame import Envelope, encode
 from silograph.federation.in_process import InProcess
 from silograph.graph.block.block import ClientBlock, Route, connect
@@ -39,11 +40,11 @@ def sent(monkeypatch: pytest.MonkeyPatch) -> Sent:
     carried = InProcess._send_over_wire
     replies: list[bool] = []
 
-    def run(self: InProcess, *args: Any, **own: Any) -> Payload:
+    def run(*args: Any, **own: Any) -> tuple[State, Payload]:
         replies.append(True)
-        reply: Payload = ran(self, *args, **own)
+        result = run_op(*args, **own)
         replies.append(True)
-        return reply
+        return result
 
     def spy(self: InProcess, envelope: Envelope, payload: Payload, clients: int) -> Payload:
         if replies:  # between an op's answer and the next call: this is what it answered
@@ -54,8 +55,7 @@ def sent(monkeypatch: pytest.MonkeyPatch) -> Sent:
             replies.clear()
         return carried(self, envelope, payload, clients)
 
-    ran = InProcess._run
-    monkeypatch.setattr(InProcess, "_run", run)
+    monkeypatch.setattr("silograph.federation.in_process.run_op", run)
     monkeypatch.setattr(InProcess, "_send_over_wire", spy)
     return seen
 

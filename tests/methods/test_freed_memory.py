@@ -33,16 +33,19 @@ def test_a_round_leaves_no_block_in_a_cycle(
     participation: float,
 ) -> None:
     """With 1,000 clients of a few nodes such blocks held 60 MB a round until it came."""
-    round_of, found = loop._run_round, []
+    begin, finish, found = loop.begin_round, loop.finish_round, []
     gc.collect()
     gc.freeze()  # what was there before need not be walked through in every round, nor later
 
-    def watched(*args: Any, **named: Any) -> Any:
+    def begin_watched(*args: Any) -> Any:
         gc.collect()
         gc.disable()
         gc.set_debug(gc.DEBUG_SAVEALL)
+        return begin(*args)
+
+    def finish_watched(*args: Any) -> Any:
         try:
-            return round_of(*args, **named)
+            return finish(*args)
         finally:
             gc.collect()
             found.append([o for o in gc.garbage if isinstance(o, Tensor | ClientBlock)])
@@ -50,7 +53,8 @@ def test_a_round_leaves_no_block_in_a_cycle(
             gc.garbage.clear()
             gc.enable()
 
-    monkeypatch.setattr(loop, "_run_round", watched)
+    monkeypatch.setattr(loop, "begin_round", begin_watched)
+    monkeypatch.setattr(loop, "finish_round", finish_watched)
     given: dict[str, Any] = {"clients": 30, "partition": "random", "hidden": 4, "rounds": 3}
     sg.run(make_graph(120), **given, **CASES[case], participation=participation)
     assert found == [[]] * 3

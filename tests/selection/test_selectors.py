@@ -11,15 +11,14 @@ import pytest
 import torch
 
 import silograph as sg
-from runs import go, rows_of, same_bits, weights_of
+from runs import go, rows_of, run_round, same_bits, weights_of
 from sessions import session
 from silograph.core.config import make_config
 from silograph.core.errors import ConfigError, ProtocolError
 from silograph.core.key import Key
 from silograph.core.resolved_config import training_key
 from silograph.experiment.resolve.data import clients_of
-from silograph.experiment.run.clock import TrainingClock
-from silograph.experiment.run.run import _make_selection, _run_round, first_snapshot
+from silograph.experiment.run.run import _make_selection, first_snapshot
 from silograph.experiment.run.setup import prepare
 from silograph.experiment.run.snapshot import from_checkpoint, to_checkpoint
 from silograph.federation.base import positions_of
@@ -271,7 +270,7 @@ def test_a_choice_that_breaks_the_rules_is_named(
 def test_nothing_is_kept_of_a_run_without_a_selector(make_graph: MakeGraph) -> None:
     config = make_config({"method": "fedavg", "clients": 4, "partition": "random", "hidden": 4})
     setup = prepare(config, make_graph())
-    after, _ = _run_round(setup, _make_selection(setup), first_snapshot(setup), TrainingClock(0.0))
+    after = run_round(setup, first_snapshot(setup))
     assert not after.state.memory
 
 
@@ -291,9 +290,9 @@ def test_over_a_session_it_goes_on_without_a_silo(make_graph: MakeGraph) -> None
     _, whole, route = clients_of(setup.config, setup.parts, setup.cut.graph, torch.float32)
     fed, links = session(whole, route, setup.method_config, own_ops(), least=1)
     run = replace(setup, federation=fed)
-    snapshot, _ = _run_round(run, _make_selection(run), first_snapshot(run), TrainingClock(0.0))
+    snapshot = run_round(run, first_snapshot(run))
     links[fed.ids[2]].change = lambda data: None
-    snapshot, _ = _run_round(run, _make_selection(run), snapshot, TrainingClock(0.0))
+    snapshot = run_round(run, snapshot)
     assert snapshot.pending is not None  # its server's model is scored in the next round
     assert snapshot.pending.row["participants"] == 1  # of the third and the fourth client
     saved = from_bytes(b"".join(to_bytes(to_checkpoint(run, snapshot, "", {}))))

@@ -13,11 +13,10 @@ from conftest import planted_graph
 from crossed import crossed
 from rating_graphs import rating_graph
 from remote_runs import finish, lines, remote, setup_of
-from runs import go, rows_of, run_until, same_bits, weights_of, with_values
+from runs import go, rows_of, run_round, run_until, same_bits, weights_of, with_values
 from silograph.core.errors import ConfigError, OpError, ProtocolError, TrainingError
 from silograph.core.resolved_config import training_key
-from silograph.experiment.run.clock import TrainingClock
-from silograph.experiment.run.run import _make_selection, _run_round, first_snapshot
+from silograph.experiment.run.run import _make_selection, first_snapshot
 from silograph.experiment.run.snapshot import from_checkpoint, to_checkpoint
 from silograph.federation.checkpoint import from_bytes, to_bytes
 from silograph.graph.graph import Graph
@@ -223,11 +222,11 @@ def test_a_silo_that_is_away_gets_no_count(make_graph: MakeGraph) -> None:
     """And the state that a checkpoint holds goes on with the same choices."""
     setup = setup_of(make_graph(), METHODS["fedavg"], **asked("ucb", rounds=8))
     run, links = remote(setup, least=1)
-    snapshot, _ = _run_round(run, _make_selection(run), first_snapshot(run), TrainingClock(0.0))
+    snapshot = run_round(run, first_snapshot(run))
     gone = run.federation.ids[2]
     links[gone].change = lambda data: None
     for _ in range(5):
-        snapshot, _ = _run_round(run, _make_selection(run), snapshot, TrainingClock(0.0))
+        snapshot = run_round(run, snapshot)
     counts = snapshot.state.memory["selector/count"]
     assert counts.tolist()[2] == 1  # of round 1
     assert int(counts.max()) > 1

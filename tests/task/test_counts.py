@@ -25,7 +25,6 @@ from silograph.evaluation.evaluate import (
     judge_server,
     no_logits,
     own_counts,
-    remembered,
     rows_here,
     server_counts,
 )
@@ -47,6 +46,7 @@ from silograph.task.counts import (
     bins_of,
     judged_mask,
     judged_rows,
+    judges_of,
     log_odds,
     node_loss,
     tally,
@@ -242,7 +242,7 @@ def test_counts_of_a_block_are_counts_of_blocks_of_one(
         """The reply about the server's model, or about the clients' own."""
         cfg, key, state = config(model), Key.of(0), no_logits(model, part)
         if personal:
-            own = remembered(model.forward(tensors, part), part)
+            own = {"own/logits": judges_of(part).select(model.forward(tensors, part))}
             _, reply = judge_own(cfg, part, state | own, {}, key)
         else:
             inbox = {name: Shared(w) for name, w in with_prefix("weights", tensors).items()}
@@ -318,7 +318,10 @@ def test_shapes_depend_on_clients_classes_and_bins_only(
     for n in (20, 60, 300):
         block, _ = case(make_graph, cut_block, task, n)
         untrained: State = no_logits(model, block)
-        trained: State = {**untrained, **remembered(model.forward(weights, block), block)}
+        trained: State = {
+            **untrained,
+            "own/logits": judges_of(block).select(model.forward(weights, block)),
+        }
         for state in (untrained, trained):
             for judge in (judge_server, judge_own):
                 _, reply = judge(cfg, block, state, inbox, key)
@@ -457,7 +460,7 @@ def test_counting_uses_no_dropout_and_no_gradient(
         name: w.requires_grad_() for name, w in model.init_weights(Key.of(0), torch.float64).items()
     }
     got = counts_of(rows_here(TORCH, model, weights, block, block.client, CLIENTS))
-    own = remembered(BACKENDS["torch"].predict(model, weights, block), block)["own/logits"]
+    own = judges_of(block).select(BACKENDS["torch"].predict(model, weights, block))
     assert not own.t.requires_grad
     assert not any(t.requires_grad for t in got.values())
     with torch.no_grad():

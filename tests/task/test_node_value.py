@@ -146,13 +146,17 @@ def test_a_model_for_another_task_is_refused(make_graph: MakeGraph) -> None:
     setup = prepare(RunConfig(clients=1, method="fedavg"), graph)
     block: Any = setup.federation
     block = block._blocks[0].all
+
+    def training(outputs: int, task: Any) -> Training:
+        return Training(Model("gcn", 7, 4, outputs, 2, 0.0, task), SGD(0.1), Schedule(1))
+
     with pytest.raises(ProtocolError, match="expected 1 bits as labels"):
-        check_labels(Model("gcn", 7, 4, 1, 2, 0.0, "multilabel"), block)
+        check_labels(training(1, "multilabel"), block)
     with pytest.raises(ProtocolError, match="expected 2 numbers as labels"):
-        check_labels(Model("gcn", 7, 4, 2, 2, 0.0, "node_value"), block)
+        check_labels(training(2, "node_value"), block)
     classes = replace(block, y=torch.zeros(len(block.y), 3, dtype=torch.int64))
     with pytest.raises(ProtocolError, match="expected 3 numbers as labels"):
-        check_labels(Model("gcn", 7, 4, 3, 2, 0.0, "node_value"), classes)
+        check_labels(training(3, "node_value"), classes)
 
 
 # --- graphs ---------------------------------------------------------------------------------------

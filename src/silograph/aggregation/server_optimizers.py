@@ -21,7 +21,6 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass as checked
 from torch import Tensor
 
-from silograph.aggregation.aggregators import check_shapes
 from silograph.core.config import STRICT
 from silograph.core.setting_values import log
 from silograph.nn.conv import Params
@@ -210,19 +209,6 @@ class ScaleFreeAdam:
             new[name] = w + self.lr * step
             moments |= {f"first/{name}": m, f"second/{name}": v}
         return new, moments
-
-
-def take_step(
-    name: str, step: ServerStep, weights: Params, mean: Mapping[str, Tensor], memory: Params
-) -> tuple[Params, Params]:
-    """Take a server optimizer's step; return new weights, in the dtype of each, and memory.
-
-    Raises:
-        ProtocolError: a user's own returns weights of other names or shapes.
-    """
-    new, new_memory = step(weights, mean, memory)
-    check_shapes(f"server optimizer {name}", weights, new)
-    return {n: new[n].to(w.dtype) for n, w in weights.items()}, dict(new_memory)
 
 
 # --- parts ---------------------------------------------------------------------------------------

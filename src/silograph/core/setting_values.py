@@ -13,6 +13,7 @@ import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from decimal import Decimal
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
@@ -358,7 +359,7 @@ class SentWeights:
     numbers: Literal["exact", "float16", "int8", "int4"] = "exact"
     rows: Literal["all", "used"] = "all"
 
-    @property
+    @cached_property
     def plain(self) -> bool:
         """Whether weights are sent whole and exactly."""
         return self == PLAIN_WEIGHTS

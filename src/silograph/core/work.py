@@ -35,9 +35,8 @@ class Meter:
     """
 
     def __init__(self, clients: int) -> None:
-        self._clients = clients
         self.apart: dict[Kind, Meter] = {}  # work for other purposes than the call's
-        self._per_client: np.ndarray | None = None  # (C,) float64, once there is any
+        self._per_client = np.zeros(clients)  # (C,) float64
         self._same_for_all = 0.0
         self._spared = 0.0
         # By identity of the tensors, which are kept so that no other can take their place.
@@ -61,7 +60,7 @@ class Meter:
 
     def add_at(self, positions: Tensor, flops: Tensor) -> None:
         """Add work (k,) of the clients at `positions` (k,)."""
-        np.add.at(self._own_flops(), positions.cpu().numpy(), flops.cpu().numpy())
+        np.add.at(self._per_client, positions.cpu().numpy(), flops.cpu().numpy())
 
     def spare(self, flops: float) -> None:
         """Subtract operations of all clients together that are charged but not executed here."""
@@ -69,40 +68,29 @@ class Meter:
 
     def add_all(self, flops: Tensor) -> None:
         """Add work (C,) of all clients."""
-        self._own_flops()[:] += flops.cpu().numpy()
-
-    def _own_flops(self) -> np.ndarray:
-        """Return the array of work by client, to add to in place."""
-        if self._per_client is None:
-            self._per_client = np.zeros(self._clients)
-        return self._per_client
+        self._per_client += flops.cpu().numpy()
 
     def totals(self) -> tuple[np.ndarray, dict[Kind, np.ndarray], float]:
         """Return the work of each client, that for other purposes, and what is executed here.
 
         Work is (C,) float64. The third is a total over clients and kinds; see `report_spared`.
         """
-        own, parts = self._total(), {kind: part.totals() for kind, part in self.apart.items()}
+        own = self._per_client + self._same_for_all
+        for off, starts, flops in self._runs.values():
+            counts = off.diff() if starts is None else starts[off].diff()
+            own += counts.cpu().double().numpy() * flops
+        parts = {kind: part.totals() for kind, part in self.apart.items()}
         executed = (
             float(own.sum())
             - self._spared
             + sum(part_executed for _, _, part_executed in parts.values())
         )
-        return own, {kind: flops for kind, (flops, _, _) in parts.items()}, executed
+        return own, {kind: work for kind, (work, _, _) in parts.items()}, executed
 
     @property
     def flops(self) -> Tensor:
         """Floating-point operations of each client, (C,) float64."""
-        return torch.from_numpy(self._total())
-
-    def _total(self) -> np.ndarray:
-        total = np.full(self._clients, self._same_for_all)
-        if self._per_client is not None:
-            total += self._per_client
-        for off, starts, flops in self._runs.values():
-            counts = off.diff() if starts is None else starts[off].diff()
-            total += counts.cpu().double().numpy() * flops
-        return total
+        return torch.from_numpy(self.totals()[0])
 
     @property
     def spared(self) -> float:
@@ -112,7 +100,7 @@ class Meter:
     def part(self, kind: Kind) -> "Meter":
         """Return the meter of work for another purpose."""
         if kind not in self.apart:
-            self.apart[kind] = Meter(self._clients)
+            self.apart[kind] = Meter(len(self._per_client))
         return self.apart[kind]
 
 
@@ -157,28 +145,23 @@ def work_for(kind: Kind) -> Iterator[None]:
         _METER.reset(token)
 
 
-def report_each(flops: float) -> None:
-    """Report operations that every client of the block does."""
-    meter = _METER.get()
-    if meter is not None:
-        meter.add_each(flops)
-
-
-def report_clients(flops: Tensor) -> None:
-    """Report operations of each client, (C,) float64."""
-    meter = _METER.get()
-    if meter is not None:
-        meter.add_all(flops)
-
-
-def report_steps(flops: Tensor | float) -> None:
-    """Report steps of the optimizer, apart from the gradients that they follow.
+def report_each(flops: float, kind: Kind | None = None) -> None:
+    """Report operations that every client of the block does.
 
     Args:
-        flops: operations of each client, (C,) float64; a number: every client does as many.
+        flops: of each client.
+        kind: `OPTIMIZER` for steps, apart from the gradients that they follow; None: of the call.
     """
-    with work_for(Kind.OPTIMIZER):
-        report_clients(flops) if isinstance(flops, Tensor) else report_each(flops)
+    meter = _METER.get()
+    if meter is not None:
+        (meter if kind is None else meter.part(kind)).add_each(flops)
+
+
+def report_clients(flops: Tensor, kind: Kind | None = None) -> None:
+    """Report operations of each client, (C,) float64; `kind` as in `report_each`."""
+    meter = _METER.get()
+    if meter is not None:
+        (meter if kind is None else meter.part(kind)).add_all(flops)
 
 
 def report_spared(flops: float) -> None:
@@ -187,10 +170,9 @@ def report_spared(flops: float) -> None:
     A silo by itself takes the steps of all its weights. Here clients that start from one model take
     those of rows that meet no data together, once.
     """
-    with work_for(Kind.OPTIMIZER):
-        meter = _METER.get()
-        if meter is not None:
-            meter.spare(flops)
+    meter = _METER.get()
+    if meter is not None:
+        meter.part(Kind.OPTIMIZER).spare(flops)
 
 
 def report_rows(off: Tensor, flops: float) -> None:

@@ -29,7 +29,6 @@ from silograph.core.payload import (
     Stacked,
     State,
     fields_under,
-    offsets,
     tensors_under,
 )
 from silograph.core.setting_values import NO_MINIMUM, RowMinimum
@@ -51,7 +50,6 @@ from silograph.task.counts import (
     ALL_COUNTS,
     CountRules,
     JudgedRows,
-    judged_mask,
     judged_rows,
     judges_of,
 )
@@ -179,9 +177,8 @@ TABLES = "tables"  # begins the names of a model's tables, and of what the optim
 def no_logits(model: AnyModel, block: ClientBlock) -> dict[str, Ragged]:
     """Return the initial logits: zeros, so that all classes are equally likely."""
     assert block.adj.values is not None  # blocks carry values of the run's dtype
-    counts = block.count(judged_mask(block))
-    zeros = block.adj.values.new_zeros(int(counts.sum()), model.outputs)
-    empty = Ragged(zeros, offsets(counts))
+    judges = judges_of(block)
+    empty = Ragged(block.adj.values.new_zeros(len(judges.rows), model.outputs), judges.off)
     return {"server/logits": empty, "own/logits": empty}
 
 
@@ -189,17 +186,6 @@ def logits_specs(model: AnyModel) -> FieldSpecs:
     """Return the specs of the logits of scored rows in the state."""
     logits = FieldSpec(Ragged, (model.outputs,), rows=JUDGED)
     return {"server/logits": logits, "own/logits": logits}
-
-
-def judged_logits(logits: Tensor, block: ClientBlock) -> Ragged:
-    """Return the rows of logits (n, K) of the nodes that are scored."""
-    judges = judges_of(block)
-    return Ragged(logits.index_select(0, judges.rows), judges.off)
-
-
-def remembered(logits: Tensor, block: ClientBlock) -> dict[str, Ragged]:
-    """Return the state field with logits (n, K) of the clients' own models, of scored rows."""
-    return {"own/logits": judged_logits(logits, block)}
 
 
 def rows_left(cfg: Any, block: ClientBlock, state: State, model_name: str) -> JudgedRows:
@@ -271,7 +257,7 @@ def judge_server(
         "weights", inbox if cfg.sent.plain else decode_weights(cfg, block, state, inbox)
     )
     logits = predict(cfg, weights, graph, state)
-    new = {**state, "server/logits": judged_logits(logits, graph)}
+    new = {**state, "server/logits": judges_of(graph).select(logits)}
     new |= ranked(cfg, "server", weights, graph, tables)
     return new, _reply_with_counts(cfg, rows_left(cfg, block, new, "server"))
 
@@ -292,7 +278,7 @@ def judge_exchanged(
     The server's model is every client's own.
     """
     del inbox, key
-    logits = judged_logits(logits_of(cfg.model, state), block)
+    logits = judges_of(block).select(logits_of(cfg.model, state))
     new = {**end(state), "server/logits": logits, "own/logits": logits}
     return new, _reply_with_counts(cfg, rows_left(cfg, block, new, "server"))
 
@@ -302,7 +288,7 @@ def judge_left(
 ) -> tuple[State, Payload]:
     """Score the logits of a pass with the server's model. In: nothing. Out: see `Task.tally`."""
     del inbox, key
-    new = {**end(state), "server/logits": judged_logits(logits_of(cfg.model, state), block)}
+    new = {**end(state), "server/logits": judges_of(block).select(logits_of(cfg.model, state))}
     return new, _reply_with_counts(cfg, rows_left(cfg, block, new, "server"))
 
 
@@ -422,7 +408,7 @@ def rows_here(
     groups: int,
 ) -> JudgedRows:
     """Return predictions of a model for the scored rows of a block here, by `group` (n,)."""
-    logits = judged_logits(backend.predict(model, weights, block), block).t
+    logits = judges_of(block).select(backend.predict(model, weights, block)).t
     return judged_rows(block, logits, group, groups, compiled=backend.compiled)
 
 

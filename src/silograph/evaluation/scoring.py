@@ -32,7 +32,6 @@ from silograph.evaluation.evaluate import (
     exchanged_counts,
     exchanged_steps,
     judge_left,
-    judged_logits,
     predict,
     ranked,
     ranking_reply,
@@ -71,7 +70,7 @@ from silograph.nn.fit import Start, check_like, start_fields, whole
 from silograph.nn.forward import AnyModel
 from silograph.nn.model import before, scales_of
 from silograph.nn.reach import gathered, messages_out
-from silograph.task.counts import CountRules
+from silograph.task.counts import CountRules, judges_of
 
 # --- Views of evaluation: which neighbors of a node the server's model uses when it is scored ----
 
@@ -351,7 +350,7 @@ def score_received(
             if cfg.score_on_receipt == "all"
             else {}
         )
-    rows = judged_logits(logits, block)
+    rows = judges_of(block).select(logits)
     counts = counts_of_logits(cfg, block, rows)
     if cfg.score_on_receipt == "all":
         if ranking:

@@ -68,7 +68,7 @@ def generated_specs(features: int, most: int) -> FieldSpecs:
 
 
 def with_generated(graph: ClientBlock, block: ClientBlock, state: State) -> ClientBlock:
-    """Return a graph with the generated neighbors of the clients' own rows, if there are any.
+    """Return a graph with the generated neighbors of the clients' own rows.
 
     Args:
         graph: their own rows, followed by the rows that they fetched.
@@ -78,8 +78,6 @@ def with_generated(graph: ClientBlock, block: ClientBlock, state: State) -> Clie
     Raises:
         ProtocolError: rows that are not those that were counted.
     """
-    if GENERATED not in state:
-        return graph
     count, rows = state[COUNTS], state[GENERATED]
     assert isinstance(count, Ragged)  # see `generated_specs`
     assert isinstance(rows, Ragged)
@@ -231,13 +229,12 @@ def local_graph(block: ClientBlock, state: State) -> ClientBlock:
     """
     if SHARED_MEAN in state:
         return with_shared_sums(block, state)
-    return with_generated(_with_fetched(block, state), block, state)
+    graph = _with_fetched(block, state) if ROWS in state else block
+    return with_generated(graph, block, state) if GENERATED in state else graph
 
 
 def _with_fetched(block: ClientBlock, state: State) -> ClientBlock:
     """Return the block with the rows that clients have fetched."""
-    if ROWS not in state:
-        return block
     slot, rows = state[SLOT], state[ROWS]
     assert isinstance(slot, Ragged)  # as `choose` left it
     cached = block.memo.get("local graph")

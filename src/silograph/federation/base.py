@@ -55,6 +55,11 @@ class AwayError(ProtocolError):
 
 Op = Callable[[Any, ClientBlock, State, Payload, Key], tuple[State, Payload]]
 OneOp = TypeVar("OneOp", bound=Op)
+ALL_NAMES = ("",)  # how the names of all fields begin
+
+# An op may declare some things, which engines find in its `__dict__`: `reads` and `overwrites`, how
+# names of fields of the state begin (`ALL_NAMES` and none if it does not say); `reply_kind`; and
+# its `declaration`, with the function as it is `written` (`silograph.federation.ops`).
 
 
 def reads(*names: str) -> Callable[[Op], Op]:
@@ -69,12 +74,6 @@ def reads(*names: str) -> Callable[[Op], Op]:
         return op
 
     return mark
-
-
-def is_read(op: Op, name: str) -> bool:
-    """Return whether an op gets a field of the state."""
-    names = op.__dict__.get("reads")
-    return names is None or name.startswith(names)
 
 
 def overwrites(*names: str) -> Callable[[Op], Op]:
@@ -106,16 +105,6 @@ def reply_kind(op: Op, what: Kind) -> Kind:
     """Return the kind of an op's replies to calls of a kind."""
     kind: Kind = op.__dict__.get("reply_kind", what)
     return kind
-
-
-def is_overwritten(op: Op, name: str) -> bool:
-    """Return whether an op may write to a field of the state."""
-    return name.startswith(op.__dict__.get("overwrites", ()))
-
-
-def overwrites_nothing(op: Op) -> bool:
-    """Return whether an op writes to no field of the state, so that its inbox may be shared."""
-    return not op.__dict__.get("overwrites")
 
 
 @dataclass(frozen=True)
@@ -501,4 +490,5 @@ def per_client(op: OneOp) -> OneOp:
             replies.append(reply)
         return state_of(join(states)), join(replies)
 
+    lifted.__dict__.pop("written", None)  # which is for one client
     return cast(OneOp, lifted)

@@ -12,7 +12,6 @@ from silograph.core.payload import (
     Field,
     Patched,
     Payload,
-    Ragged,
     Shared,
     Stacked,
     State,
@@ -20,12 +19,11 @@ from silograph.core.payload import (
     patched_problem,
 )
 from silograph.federation.base import (
+    ALL_NAMES,
     NOTHING,
     Op,
     context,
     failure,
-    is_overwritten,
-    is_read,
     is_self_explanatory,
 )
 from silograph.federation.frame import DTYPES, MAX_DIMENSIONS, MAX_FIELDS, MAX_NAME
@@ -57,9 +55,29 @@ def check_fields(
     if len(fields) > MAX_FIELDS:
         raise ProtocolError(f"expected at most {MAX_FIELDS} fields in {where}, got {len(fields)}")
     for name, field in fields.items():
+        t = field.t
         if field is checked.get(name):
             continue
-        problem = _problem(name, field, clients, shared, rows)
+        problem = None
+        if t.dtype not in DTYPES:
+            problem = f"a dtype that frames carry, got {t.dtype},"
+        elif len(name.encode()) > MAX_NAME or t.ndim > MAX_DIMENSIONS:
+            problem = f"a name of at most {MAX_NAME} bytes and {MAX_DIMENSIONS} dimensions"
+        elif isinstance(field, Shared):
+            problem = None if shared else "Stacked or Ragged, got Shared"
+        elif isinstance(field, Stacked):
+            if not t.ndim or t.size(0) != clients:
+                problem = f"a slice for each of {clients} clients, got shape {tuple(t.shape)}"
+        elif isinstance(field, Patched):
+            problem = patched_problem(field, clients)
+        elif not rows:
+            problem = "Stacked, got Ragged (rows cross by relay_sum, pull or publish only),"
+        else:
+            ends = field.off.tolist()
+            if len(ends) != clients + 1 or ends[0] != 0 or ends[-1] != len(t):
+                problem = f"runs of {len(t)} rows for {clients} clients, got offsets {ends[:9]}"
+            elif ends != sorted(ends):
+                problem = f"ascending offsets, got {ends[:9]}"
         if problem:
             raise ProtocolError(f"expected {problem} for {name!r} in {where}")
 
@@ -89,7 +107,7 @@ def run_op(
 
     Args:
         op: the op.
-        cfg: what it reads.
+        cfg: what it reads in the round, see `of_round`.
         block: the clients that were called.
         state: theirs.
         inbox: theirs.
@@ -104,13 +122,20 @@ def run_op(
         ProtocolError: it broke a rule.
         OpError: it failed. Unless `private`, errors of silograph and of memory stay what they are.
     """
+    reads, overwrites = op.__dict__.get("reads", ALL_NAMES), op.__dict__.get("overwrites", ())
     readable_state = {
-        name: copied(field) if not given_up and is_overwritten(op, name) else field
+        name: copied(field) if not given_up and name.startswith(overwrites) else field
         for name, field in state.items()
-        if is_read(op, name)
+        if name.startswith(reads)
     }
+    written = op.__dict__.get("written")
     try:
-        new, reply = op(of_round(cfg, number), block, readable_state, inbox, key)
+        if written is None:
+            new, reply = op(cfg, block, readable_state, inbox, key)
+        else:  # as the op itself does it
+            declared = op.__dict__["declaration"]
+            arguments = declared.arguments(cfg, block, readable_state, inbox, key)
+            new, reply = declared.results(*arguments, *written(*arguments[:3]))
     except Exception as error:
         if is_self_explanatory(error) and not private:
             error.add_note(context(op, number, block, state, inbox))
@@ -147,29 +172,3 @@ def check_alike(name: str, old: Field, new: Field) -> None:
             f"or row, got {new.t.dtype} and {tuple(new.t.shape[1:])}: a call to some clients must "
             "keep both"
         )
-
-
-def _problem(name: str, field: Field, clients: int, shared: bool, rows: bool) -> str | None:
-    """Return the expected and the actual form of a field, or None if it is right."""
-    t = field.t
-    if t.dtype not in DTYPES:
-        return f"a dtype that frames carry, got {t.dtype},"
-    if len(name.encode()) > MAX_NAME or t.ndim > MAX_DIMENSIONS:
-        return f"a name of at most {MAX_NAME} bytes and {MAX_DIMENSIONS} dimensions"
-    match field:
-        case Shared():
-            return None if shared else "Stacked or Ragged, got Shared"
-        case Stacked():
-            if not t.ndim or t.size(0) != clients:
-                return f"a slice for each of {clients} clients, got shape {tuple(t.shape)}"
-        case Patched():
-            return patched_problem(field, clients)
-        case Ragged() if not rows:
-            return "Stacked, got Ragged (rows cross by relay_sum, pull or publish only),"
-        case Ragged(_, off):
-            ends, count = off.tolist(), t.size(0)
-            if len(ends) != clients + 1 or ends[0] != 0 or ends[-1] != count:
-                return f"runs of {count} rows for {clients} clients, got offsets {ends[:9]}"
-            if ends != sorted(ends):
-                return f"ascending offsets, got {ends[:9]}"
-    return None

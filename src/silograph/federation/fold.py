@@ -22,10 +22,8 @@ from silograph.federation.base import (
     Reduce,
     Sum,
     WeightedMean,
-    decoder_of,
-    fold_of,
 )
-from silograph.federation.decoder import slices
+from silograph.federation.decoder import WHOLE, slices
 
 COMPILED = (torch.float32, torch.float64)
 CACHED = 2**16  # values that are added in one step
@@ -70,7 +68,18 @@ class Fold:
                     f"expected Stacked fields in a reply that is reduced, got "
                     f"{type(field).__name__} for {name!r}"
                 )
-        weights = self._weights(reply)
+        if self._by is None:
+            first = next(iter(reply.values()))
+            clients = len(first.which if isinstance(first, Patched) else first.t)
+            weights = torch.ones(clients, dtype=torch.int64)
+        else:
+            by = reply.get(self._by)
+            if not isinstance(by, Stacked) or not all(weight >= 0 for weight in by.t.tolist()):
+                raise ProtocolError(
+                    f"expected weights >= 0 in field {self._by!r} of the reply, got fields "
+                    f"{sorted(reply)}"
+                )
+            weights = by.t
         for weight in weights.tolist():  # one at a time: grouping must not change the bits
             self._weight += weight
         for name, field in reply.items():
@@ -80,22 +89,10 @@ class Fold:
                 case Patched():
                     self._add_patched(name, field, weights)
 
-    def _weights(self, reply: Payload) -> Tensor:
-        """Return the weight of every client, (C,)."""
-        if self._by is None:
-            first = next(iter(reply.values()))
-            clients = len(first.which if isinstance(first, Patched) else first.t)
-            return torch.ones(clients, dtype=torch.int64)
-        by = reply.get(self._by)
-        if not isinstance(by, Stacked) or not all(weight >= 0 for weight in by.t.tolist()):
-            raise ProtocolError(
-                f"expected weights >= 0 in field {self._by!r} of the reply, got fields "
-                f"{sorted(reply)}"
-            )
-        return by.t
-
-    def _start(self, name: str, like: Tensor, weights: Tensor) -> Tensor:
-        """Return the sum so far; a mean of integers is a fraction."""
+    def _total_of(self, name: str, like: Tensor, weights: Tensor) -> Tensor:
+        """Return the sum so far, to add to in place; a mean of integers is a fraction."""
+        if name in self._total:
+            return self._total[name]
         dtype = like.dtype
         if name != self._by and not isinstance(self._reduce, Sum):
             dtype = torch.result_type(like, weights)
@@ -107,9 +104,7 @@ class Fold:
     def _add_slices(self, name: str, t: Tensor, weights: Tensor) -> None:
         if len(t) == 0:
             return
-        total = self._total.get(name)
-        if total is None:
-            total = self._start(name, t[0], weights)
+        total = self._total_of(name, t[0], weights)
         alike = self._by is None or name == self._by
         if alike and not total.is_floating_point():  # exact in any order
             total += t.sum(0, dtype=total.dtype)
@@ -117,7 +112,9 @@ class Fold:
         around = self._around.get(name)
         factors = torch.ones_like(weights) if name == self._by else weights
         if self._compiled and total.dtype in COMPILED:
-            _add_compiled(total, t, around, factors)
+            from silograph.federation.fold_kernel import add_slices
+
+            add_slices(*_arrays_to_add(total, t, around, factors))
             return
         if t.numel() <= FEW and total.dtype in COMPILED and total.is_cpu and t.is_cpu:
             _add_few(total, t, around, factors)
@@ -139,9 +136,7 @@ class Fold:
             alike = field.base.shape[1:] == around.shape
             if alike and self._bases_equal(field, around, weights):
                 factors = weights.repeat_interleave(field.off.diff().to(weights.device))
-                total = self._total.get(name)
-                if total is None:
-                    total = self._start(name, around, weights)
+                total = self._total_of(name, around, weights)
                 width = math.prod(around.shape[1:])
                 whole, base = (t.reshape(len(t), width) for t in (total, around))
                 rows = field.t.reshape(len(field.t), width)
@@ -158,9 +153,7 @@ class Fold:
     ) -> bool:
         """Add slices without making them whole, to the same bits; False: that cannot be done."""
         like, width = field.base[0], math.prod(field.base.shape[2:])
-        total = self._total.get(name)
-        if total is None:
-            total = self._start(name, like, weights)
+        total = self._total_of(name, like, weights)
         shapes_agree = total.shape == like.shape and (around is None or around.shape == like.shape)
         one_dtype = total.dtype == like.dtype == field.t.dtype
         if not (shapes_agree and one_dtype and total.dtype in COMPILED):
@@ -246,22 +239,23 @@ class Fold:
             return {name: Shared(t) for name, t in self._total.items()}
         if self._weight == 0:
             return {self._by: Shared(torch.zeros(()))}
-        return {
-            name: Shared(t if name == self._by else self._mean(t, self._around.get(name)))
-            for name, t in self._total.items()
-        }
-
-    def _mean(self, total: Tensor, around: Tensor | None) -> Tensor:
-        """Return the mean of a total."""
-        if around is None:
-            return total / self._weight
-        alike = around.shape == total.shape and around.dtype is total.dtype
-        if not (self._compiled and alike and total.dtype in COMPILED):
-            return around + total / self._weight
-        mean = torch.empty_like(total)
-        values = np.divide(total.numpy(), total.numpy().dtype.type(self._weight), out=mean.numpy())
-        values += around.numpy()
-        return mean
+        means = {name: t for name, t in self._total.items() if name == self._by}
+        for name, total in self._total.items():
+            around = self._around.get(name)
+            if name == self._by:
+                continue
+            if around is None:
+                means[name] = total / self._weight
+                continue
+            alike = around.shape == total.shape and around.dtype is total.dtype
+            if not (self._compiled and alike and total.dtype in COMPILED):
+                means[name] = around + total / self._weight
+                continue
+            means[name] = torch.empty_like(total)  # the same in memory that is written once
+            weight, values = total.numpy().dtype.type(self._weight), means[name].numpy()
+            np.divide(total.numpy(), weight, out=values)
+            values += around.numpy()
+        return {name: Shared(means[name]) for name in self._total}
 
 
 def _has_values(t: Tensor) -> bool:
@@ -277,19 +271,8 @@ def _check_places(index: Tensor, end: int) -> None:
             raise ProtocolError(f"expected places of rows in 0 to {end - 1}, got {least} to {most}")
 
 
-def _add_compiled(total: Tensor, slices: Tensor, around: Tensor | None, factors: Tensor) -> None:
-    """Add (slices[i] - around) * factors[i] to the total, one i after the other, where not 0.
-
-    Raises:
-        ProtocolError: see `_arrays_to_add`: the kernel looks at no bounds.
-    """
-    from silograph.federation.fold_kernel import add_slices
-
-    add_slices(*_arrays_to_add(total, slices, around, factors))
-
-
 def _add_few(total: Tensor, slices: Tensor, around: Tensor | None, factors: Tensor) -> None:
-    """Do what `_add_compiled` does, to the same bits, in NumPy."""
+    """Do what the kernel `add_slices` does, to the same bits, in NumPy."""
     sums, values, base, by, has_weight = _arrays_to_add(total, slices, around, factors)
     terms = np.empty((1 + np.count_nonzero(has_weight), len(sums)), sums.dtype)
     terms[0] = sums
@@ -302,7 +285,7 @@ def _add_few(total: Tensor, slices: Tensor, around: Tensor | None, factors: Tens
 def _arrays_to_add(
     total: Tensor, slices: Tensor, around: Tensor | None, factors: Tensor
 ) -> tuple[np.ndarray, ...]:
-    """Return the arguments of `add_slices`; the sums are the total's memory.
+    """Return the arguments of `add_slices`, which looks at no bounds; sums are the total's memory.
 
     Raises:
         ProtocolError: slices (k, ...) of another shape than the total, or another number of them
@@ -339,18 +322,23 @@ class Reduction:
         reduce: sum, mean, or fields gathered by client.
         clients: C.
         compiled: see `Fold`.
+
+    Attributes:
+        takes_rows: whether replies may have runs of rows, which are decoded.
     """
 
     def __init__(self, reduce: Reduce, clients: int, *, compiled: bool = False) -> None:
-        inner = fold_of(reduce)
+        inner = reduce.fold if isinstance(reduce, Gather) else reduce
         self._fold = None if inner is None else Fold(inner, compiled=compiled)
         self._names = reduce.fields if isinstance(reduce, Gather) else ()
         self._clients = clients
         self._by_client: dict[str, Tensor] = {}
         self._answered = torch.zeros(clients, dtype=torch.bool) if self._names else None
         self._without = inner.without if isinstance(inner, WeightedMean) else ()
-        self._decoder = decoder_of(reduce)
-        self._decoder.check(clients)
+        self._decoder = inner.sent if isinstance(inner, WeightedMean) else WHOLE
+        self.takes_rows = bool(self._decoder.known)
+        if self.takes_rows:
+            self._decoder.check(clients)
 
     def add(
         self,
@@ -370,7 +358,8 @@ class Reduction:
             ProtocolError: a field to gather is missing or has no slice for each client;
                 or see `Fold.add`.
         """
-        reply = self._decoder.whole(reply, positions)
+        if self._decoder is not WHOLE:
+            reply = self._decoder.whole(reply, positions)
         if self._fold is not None:
             self._fold.add({n: f for n, f in reply.items() if n not in self._without})
         if self._answered is None:

@@ -84,18 +84,7 @@ def frame_sizes(op: str, payload: Payload, clients: int) -> np.ndarray:
         payload: fields for C clients.
         clients: C, at least 1.
     """
-    return field_sizes(payload, clients) + HEADER.size + len(op.encode())
-
-
-def count_sizes(payload: Payload, clients: int) -> np.ndarray:
-    """Return the bytes of each client's scores of the weights that it received, (C,) int64."""
-    counts = {name: field for name, field in payload.items() if name.startswith(RECEIVED)}
-    return field_sizes(counts, clients)
-
-
-def field_sizes(payload: Payload, clients: int) -> np.ndarray:
-    """Return how long some fields are in the frame of each client, (C,) int64 bytes."""
-    size = 0
+    size = HEADER.size + len(op.encode())
     rows: np.ndarray | None = None  # bytes of each client's own numbers of rows
     for name, field in payload.items():
         t = field.base if isinstance(field, Patched) else field.t  # a Patched one travels whole
@@ -110,6 +99,12 @@ def field_sizes(payload: Payload, clients: int) -> np.ndarray:
             size += t.nbytes
         size += FIELD.size + len(name.encode()) + DIMENSION.size * dims
     return np.full(clients, size, dtype=np.int64) if rows is None else rows + size
+
+
+def count_sizes(payload: Payload, clients: int) -> np.ndarray:
+    """Return the bytes of each client's scores of the weights that it received, (C,) int64."""
+    counts = {name: field for name, field in payload.items() if name.startswith(RECEIVED)}
+    return frame_sizes("", counts, clients) - HEADER.size
 
 
 def encode(envelope: Envelope, payload: Payload, position: int) -> bytes:

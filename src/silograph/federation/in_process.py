@@ -2,9 +2,9 @@
 
 import itertools
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
-from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -34,19 +34,15 @@ from silograph.core.payload import (
 )
 from silograph.core.work import Meter, metered, work_of
 from silograph.federation.base import (
+    ALL_NAMES,
     NOTHING,
     AwayError,
     Op,
     Reduce,
-    decoder_of,
-    is_overwritten,
-    is_read,
-    overwrites_nothing,
     per_client,
     positions_of,
-    reply_kind,
 )
-from silograph.federation.check import HAS, check_alike, check_fields, run_op
+from silograph.federation.check import HAS, check_alike, check_fields, of_round, run_op
 from silograph.federation.fold import Reduction
 from silograph.federation.frame import RESULT, Envelope, count_sizes, decode, encode, frame_sizes
 from silograph.federation.ledger import Account, Ledger, Record
@@ -201,23 +197,21 @@ class BlockState:
         }
         self._own: set[str] = set()  # fields whose memory nobody else has
 
-    @property
-    def all(self) -> State:
-        """The state of all clients, for a call to all; what it returns goes to `replace`.
+    def all(self, overwrites: tuple[str, ...] = ()) -> State:
+        """Return the state of all clients, for a call to all; what that returns goes to `replace`.
 
         All of them must have the same fields (see `groups`).
+
+        Args:
+            overwrites: how the names of fields begin that the call writes to.
         """
         for name in list(self._partial):
             partial_field = self._partial.pop(name)
             if bool(partial_field.has.any()):
                 self._fields[name] = partial_field.whole()
                 self._own.add(name)
-        return dict(self._fields)
-
-    def all_for(self, is_written: Callable[[str], bool]) -> State:
-        """Return `all`, for a call that writes to fields: those with `is_written(name)`."""
-        for name, field in self.all.items():
-            if is_written(name):
+        for name, field in list(self._fields.items()) if overwrites else ():
+            if name.startswith(overwrites):
                 self._make_own(name, field)
         return dict(self._fields)
 
@@ -249,29 +243,29 @@ class BlockState:
             groups = [g[mask] for has, g in parts for mask in (has, ~has) if bool(mask.any())]
         return groups
 
-    def take(self, positions: Tensor, is_wanted: Callable[[str], bool] = bool) -> State:
+    def take(self, positions: Tensor, reads: tuple[str, ...] = ALL_NAMES) -> State:
         """Return a copy of the state of the clients at `positions` (k,) int64, one group.
 
-        `is_wanted`: by the name of a field, whether it is of it; by default each field is.
+        `reads`: how the names of its fields begin.
         """
-        fields = {name: field for name, field in self._fields.items() if is_wanted(name)}
+        fields = {name: field for name, field in self._fields.items() if name.startswith(reads)}
         state = state_of(take_all(fields, positions))
         for name, partial_field in self._partial.items():
-            if is_wanted(name) and bool(partial_field.has[positions[0]]):
+            if name.startswith(reads) and bool(partial_field.has[positions[0]]):
                 state[name] = partial_field.take(positions)
         return state
 
-    def replace(self, new: State, is_written: Callable[[str], bool] = lambda _: False) -> None:
-        """Replace the state by what a call to all returned.
-
-        `is_written`: by the name of a field, whether the call overwrites it.
-        """
-        if self._own or any(map(is_written, new)):
+    def replace(self, new: State, overwrites: tuple[str, ...] = ()) -> None:
+        """Replace the state by what a call to all returned, which `overwrites` such fields."""
+        if self._own or overwrites:
             holders = Counter(f.t.untyped_storage().data_ptr() for f in new.values())
             self._own = {
                 name
                 for name in new
-                if (is_written(name) or (name in self._own and new[name] is self._fields[name]))
+                if (
+                    name.startswith(overwrites)
+                    or (name in self._own and new[name] is self._fields[name])
+                )
                 and holders[new[name].t.untyped_storage().data_ptr()] == 1
             }
         self._fields = dict(new)
@@ -281,7 +275,7 @@ class BlockState:
         old: State,
         new: State,
         positions: Tensor,
-        is_written: Callable[[str], bool] = lambda _: False,
+        overwrites: tuple[str, ...] = (),
     ) -> None:
         """Store the state that a call to the clients at `positions` (k,) int64 returned.
 
@@ -289,13 +283,13 @@ class BlockState:
             old: what `take` gave it.
             new: the same fields, but for those that the call has created or dropped.
             positions: of the clients.
-            is_written: by the name of a field, whether the call may have overwritten its input.
+            overwrites: how the names of fields begin whose input the call may have overwritten.
 
         Raises:
             ProtocolError: a field is of another type or dtype, or has slices or rows of another
                 shape, than the call was given or other clients have; then nothing is changed.
         """
-        changed = [name for name in new if new[name] is not old.get(name) or is_written(name)]
+        changed = [n for n in new if new[n] is not old.get(n) or n.startswith(overwrites)]
         for name in changed:
             template = (
                 self._partial[name].empty if name in self._partial else self._fields.get(name)
@@ -388,22 +382,6 @@ class _CalledClients(NamedTuple):
     local: Tensor
 
 
-class _Order(NamedTuple):
-    """What a call asks of clients.
-
-    Attributes:
-        op: what they run.
-        key: of its draws.
-        rows: whether replies may be `Ragged`.
-        number: of the round.
-    """
-
-    op: Op
-    key: Key
-    rows: bool
-    number: int
-
-
 class InProcess:
     """Runs ops on blocks of clients in this process.
 
@@ -417,6 +395,13 @@ class InProcess:
         compiled: fold replies with the compiled kernel, to the same bits.
         single_client_only: whether ops are written for one client: blocks then run them by
             `per_client`.
+
+    Attributes:
+        ids: names of the clients.
+        route: who answers for each halo slot.
+        away: names of absent clients: none, because all clients run in this process.
+        left_out: clients that were left out, and why: none, because a failure ends the whole run.
+        remembered: what an engine wants to find again after a resume: nothing.
     """
 
     def __init__(
@@ -431,9 +416,10 @@ class InProcess:
         single_client_only: bool = False,
     ) -> None:
         self._cfg = cfg
+        self._round, self._cfg_of_round = 0, of_round(cfg, 0)
         self._single_client_ops = single_client_only
-        self._ids = clients.ids
-        self._route = route
+        self.ids, self.route, self.away = clients.ids, route, tuple[str, ...]()
+        self.left_out, self.remembered = dict[str, str](), dict[str, Any]()
         self._strict = strict
         self._compiled = compiled
         all_positions = torch.arange(clients.num_clients)
@@ -449,26 +435,6 @@ class InProcess:
         self._account = Account(clients.num_clients)
 
     @property
-    def ids(self) -> tuple[str, ...]:
-        """Names of the clients."""
-        return self._ids
-
-    @property
-    def route(self) -> Route:
-        """Who answers for each halo slot."""
-        return self._route
-
-    @property
-    def away(self) -> tuple[str, ...]:
-        """Names of absent clients: none, because all clients run in this process."""
-        return ()
-
-    @property
-    def left_out(self) -> Mapping[str, str]:
-        """Clients that were left out, and why: none, because a failure here ends the whole run."""
-        return {}
-
-    @property
     def ledger(self) -> Ledger:
         """What every call cost."""
         return self._account.ledger
@@ -481,6 +447,7 @@ class InProcess:
     def start_round(self, number: int) -> None:
         """Assign the calls from here on to this round."""
         self._account.start_round(number)
+        self._round, self._cfg_of_round = number, of_round(self._cfg, number)
 
     def states(self) -> Sequence[State]:
         """Return the state of each block, for a checkpoint."""
@@ -492,12 +459,7 @@ class InProcess:
     def hand_over(self, number: int, weights: Payload) -> int:
         """Return the bytes that silos of their own would get."""
         del number
-        return int(frame_sizes(RESULT, weights, len(self._ids)).sum())
-
-    @property
-    def remembered(self) -> Mapping[str, Any]:
-        """What an engine wants to find again after a resume: nothing."""
-        return {}
+        return int(frame_sizes(RESULT, weights, len(self.ids)).sum())
 
     def restore(
         self,
@@ -510,7 +472,8 @@ class InProcess:
         del number, remembered  # the first call of a round says which it is
         blocks = zip(self._blocks, states, strict=True)
         self._states = [BlockState(block.all.num_clients, state) for block, state in blocks]
-        self._account = Account(len(self._ids), records)
+        self._account = Account(len(self.ids), records)
+        self._round, self._cfg_of_round = 0, of_round(self._cfg, 0)
 
     def rejoin(self, away: AwayError) -> None:
         """Raise `away` again: clients of this process cannot come back."""
@@ -530,49 +493,82 @@ class InProcess:
     ) -> Payload:
         """Run `op` at the clients `to`; see `Federation.call`."""
         del allow_missing  # clients of this process are never away
-        rows = rows or bool(decoder_of(reduce).known)
         op = per_client(op) if self._single_client_ops else op
-        envelope = self._account.open(op.__name__, what)
-        answer_envelope = replace(envelope, kind=reply_kind(op, what))
-        order = _Order(op, key, rows, envelope.round)
-        positions = self._positions if to is None else positions_of(self._ids, to)
-        size, where = positions.numel(), f"inbox of {op.__name__}"
-        check_fields(inbox, size, where, shared=True)
-        self._account.down(envelope, positions, frame_sizes(op.__name__, inbox, size))
-        device = self._device
-        if device.type != "cpu":
-            inbox = {name: moved(field, device) for name, field in inbox.items()}  # places are here
-        fold = None
-        if reduce is not None:
-            fold = Reduction(reduce, len(self._ids), compiled=self._compiled)
+        reads, overwrites = op.__dict__.get("reads", ALL_NAMES), op.__dict__.get("overwrites", ())
+        fold = None if reduce is None else Reduction(reduce, len(self.ids), compiled=self._compiled)
+        # 1. Send the inbox.
+        envelope, positions, inbox = self._send(op, inbox, what, to)
+        answer_envelope = replace(envelope, kind=op.__dict__.get("reply_kind", what))
+        # 2. Run the op at each block. Clients with other fields in their state are called apart.
         replies: list[Payload] = []
-        sizes: list[np.ndarray] = []
-        counts: list[np.ndarray] = []
-        meters: list[Meter] = []
-        blocks = self._all_clients if size == len(self._ids) else self._select_clients(positions)
-        for target in blocks:
-            clients, local = target.local.numel(), target.local
-            shared = len(blocks) == 1 and overwrites_nothing(op)
-            part = inbox if shared else take_all(inbox, target.places_in_call)
-            part = self._send_over_wire(envelope, part, clients)
-            with metered(clients) as meter:
-                reply = self._run_block(target.block, order, part, local)
-            sizes.append(frame_sizes(op.__name__, reply, clients))
-            counts.append(count_sizes(reply, clients))
-            meters.append(meter)
-            reply = self._send_over_wire(answer_envelope, reply, clients)
+        costs: list[tuple[np.ndarray, np.ndarray, Meter]] = []
+        is_to_all = len(positions) == len(self.ids)
+        targets = self._all_clients if is_to_all else self._select_clients(positions)
+        for target in targets:
+            number, local = target.block, target.local
+            state, blocks = self._states[number], self._blocks[number]
+            is_alone = len(targets) == 1 and not overwrites
+            part = inbox if is_alone else take_all(inbox, target.places_in_call)
+            if self._strict:
+                part = self._send_over_wire(envelope, part, len(local))
+            groups, parts = state.groups(local), list[Payload]()
+            with metered(len(local)) as meter:
+                for group in groups:
+                    is_alone, place = len(groups) == 1, torch.searchsorted(local, group)
+                    block, is_whole = blocks.take(group), len(group) == blocks.all.num_clients
+                    old = state.all(overwrites) if is_whole else state.take(group, reads)
+                    own_part = part if is_alone else take_all(part, place)
+                    with nullcontext() if is_alone else work_of(place):
+                        new, reply = run_op(
+                            op,
+                            self._cfg_of_round,
+                            block,
+                            old,
+                            own_part,
+                            key,
+                            rows=rows or (fold is not None and fold.takes_rows),
+                            number=self._round,
+                            given_up=True,  # parts are copies, and blocks make their own
+                        )
+                    parts.append(reply)
+                    if is_whole:
+                        state.replace(new, overwrites)
+                    else:
+                        state.put(old, new, group, overwrites)
+                    del old, new
+            if len(parts) > 1:
+                reply = join_in_order(parts, torch.cat(groups).argsort())
+            # 3. Count what it costs, and fold its reply.
+            costs.append(
+                (frame_sizes(op.__name__, reply, len(local)), count_sizes(reply, len(local)), meter)
+            )
+            if self._strict:
+                reply = self._send_over_wire(answer_envelope, reply, len(local))
             if fold is not None:
-                fold.add(reply, target.positions, self._states[target.block].holds)
+                fold.add(reply, target.positions, state.holds)
             else:
                 replies.append(reply)
-            del reply  # `join` frees what it has copied
-        up, scores = np.concatenate(sizes), np.concatenate(counts)
-        self._account.up(answer_envelope, positions, up, scores, meters)
+            del reply, parts  # `join` frees what it has copied
+        sizes, counts = (np.concatenate([cost[k] for cost in costs]) for k in (0, 1))
+        self._account.up(answer_envelope, positions, sizes, counts, [cost[2] for cost in costs])
         if fold is not None:
             return fold.result()
-        if len(replies) == 1 and not self._strict:
-            return _detach_from_state(replies[0], self._states[target.block])
-        return join(replies)
+        if len(replies) > 1 or self._strict:
+            return join(replies)
+        return _detach_from_state(replies[0], state)
+
+    def _send(
+        self, op: Op, inbox: Payload, what: Kind, to: Sequence[str] | None
+    ) -> tuple[Envelope, Tensor, Payload]:
+        """Check an inbox and count its bytes; return envelope, positions (k,), and what arrives."""
+        positions = self._positions if to in (None, self.ids) else positions_of(self.ids, to)
+        size, where = len(positions), f"inbox of {op.__name__}"
+        envelope = self._account.open(op.__name__, what)
+        check_fields(inbox, size, where, shared=True)
+        self._account.down(envelope, positions, frame_sizes(op.__name__, inbox, size))
+        if self._device.type != "cpu":
+            inbox = {name: moved(field, self._device) for name, field in inbox.items()}
+        return envelope, positions, inbox
 
     def _select_clients(self, positions: Tensor) -> list[_CalledClients]:
         """Return the clients of each block among those at `positions` (k,) int64, ascending."""
@@ -590,49 +586,12 @@ class InProcess:
         ]
 
     def _send_over_wire(self, envelope: Envelope, payload: Payload, clients: int) -> Payload:
-        """Return the payload as the other end gets it: in strict mode, encoded and decoded."""
-        if not self._strict:
-            return payload
+        """Return the payload as the other end of a network gets it, encoded and decoded."""
         device = self._device
         frames = [encode(envelope, payload, position) for position in range(clients)]
         decoded = [decode(frame)[1] for frame in frames]
         joined = {name: concatenate([part[name] for part in decoded]) for name in decoded[0]}
         return {name: moved(_in_form_of_op(payload[name], f), device) for name, f in joined.items()}
-
-    def _run_block(self, index: int, order: _Order, inbox: Payload, local: Tensor) -> Payload:
-        """Run an op at the clients `local` (k,) of one block: all, or those with the same state."""
-        groups = self._states[index].groups(local)
-        if len(groups) == 1:
-            return self._run(index, order, inbox, local)
-        replies = []
-        for group in groups:
-            place = torch.searchsorted(local, group)
-            with work_of(place):
-                part = take_all(inbox, place)
-                replies.append(self._run(index, order, part, group))
-        return join_in_order(replies, torch.cat(groups).argsort())
-
-    def _run(self, index: int, order: _Order, inbox: Payload, local: Tensor) -> Payload:
-        """Run an op at the clients `local` (k,) of one block and put their state back."""
-        block, state = self._blocks[index].take(local), self._states[index]
-        whole, is_written = block is self._blocks[index].all, partial(is_overwritten, order.op)
-        old = state.all_for(is_written) if whole else state.take(local, partial(is_read, order.op))
-        new, reply = run_op(
-            order.op,
-            self._cfg,
-            block,
-            old,
-            inbox,
-            order.key,
-            rows=order.rows,
-            number=order.number,
-            given_up=True,  # parts are copies, and blocks make their own
-        )
-        if whole:
-            state.replace(new, is_written)
-        else:
-            state.put(old, new, local, is_written)
-        return reply
 
 
 def _detach_from_state(reply: Payload, state: BlockState) -> dict[str, Field]:

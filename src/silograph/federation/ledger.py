@@ -147,17 +147,10 @@ class _Store:
 
     def copy(self, values: np.ndarray) -> tuple[np.ndarray, float]:
         """Return a copy, read-only, and its sum."""
-        if values.nbytes > self.SHORT:
-            return self._copy(values), values.sum().item()
-        name = values.dtype.char, values.tobytes()
-        if name not in self._recent:
-            if len(self._recent) == self.LATELY:
-                self._recent.clear()
-            self._recent[name] = self._copy(values), values.sum().item()
-        return self._recent[name]
-
-    def _copy(self, values: np.ndarray) -> np.ndarray:
-        size = values.nbytes
+        size, is_short = values.nbytes, values.nbytes <= self.SHORT
+        name = values.dtype.char, values.tobytes() if is_short else b""
+        if is_short and name in self._recent:
+            return self._recent[name]
         if self._used + size > len(self._block):
             self._block = np.empty(max(self.BLOCK, size), dtype=np.uint8)
             self._used = 0
@@ -165,7 +158,12 @@ class _Store:
         copy[:] = values
         copy.flags.writeable = False
         self._used += -(-size // 8) * 8  # so that the next one is aligned, too
-        return copy
+        result = copy, values.sum().item()
+        if is_short:
+            if len(self._recent) == self.LATELY:
+                self._recent.clear()
+            self._recent[name] = result
+        return result
 
 
 class Ledger:
@@ -329,7 +327,8 @@ class Account:
     def down(self, envelope: Envelope, positions: Tensor, sizes: np.ndarray) -> None:
         """Record the frames sent to the clients at `positions` (k,); `sizes`: (k,) bytes."""
         clients = positions.numpy()
-        self._record(envelope, envelope.kind, "down", clients, sizes, np.zeros(clients.shape))
+        about = envelope.round, envelope.step, envelope.op, envelope.kind
+        self.ledger.append(Record(*about, "down", clients, sizes, np.zeros(clients.shape)))
 
     def up(
         self,
@@ -352,7 +351,8 @@ class Account:
         summaries, clients = [meter.totals() for meter in meters], positions.numpy()
         self.executed += sum(executed for _, _, executed in summaries)
         work = np.concatenate([own for own, _, _ in summaries])
-        self._record(envelope, envelope.kind, "up", clients, sizes - counts, work)
+        call = envelope.round, envelope.step, envelope.op
+        self.ledger.append(Record(*call, envelope.kind, "up", clients, sizes - counts, work))
         kinds = {kind for meter in meters for kind in meter.apart}
         if counts.any():
             kinds.add(Kind.EVALUATION)
@@ -362,16 +362,4 @@ class Account:
                 by.get(kind, zeros) for (_, by, _), zeros in zip(summaries, no_work, strict=True)
             ]
             size = counts if kind == Kind.EVALUATION else np.zeros(clients.shape, np.int64)
-            self._record(envelope, kind, "up", clients, size, np.concatenate(parts))
-
-    def _record(
-        self,
-        envelope: Envelope,
-        kind: Kind,
-        direction: Direction,
-        clients: np.ndarray,
-        sizes: np.ndarray,
-        flops: np.ndarray,
-    ) -> None:
-        numbers = envelope.round, envelope.step
-        self.ledger.append(Record(*numbers, envelope.op, kind, direction, clients, sizes, flops))
+            self.ledger.append(Record(*call, kind, "up", clients, size, np.concatenate(parts)))

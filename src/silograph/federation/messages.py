@@ -76,13 +76,8 @@ class _Declared:
     is_optional: bool
 
 
-def declared_fields(cls: Any) -> tuple[_Declared, ...]:
+def _read_fields(cls: Any) -> tuple[_Declared, ...]:
     """Return the fields of a message class, in order."""
-    return _declared_fields(cls)
-
-
-@cache
-def _declared_fields(cls: Any) -> tuple[_Declared, ...]:
     hints = get_type_hints(cls, include_extras=True)
     declared = []
     for field in dataclasses.fields(cls):
@@ -106,6 +101,9 @@ def _declared_fields(cls: Any) -> tuple[_Declared, ...]:
             )
         )
     return tuple(declared)
+
+
+declared_fields: Callable[[Any], tuple[_Declared, ...]] = cache(_read_fields)
 
 
 def _prefix(cls: type, attribute: str) -> str:
@@ -180,10 +178,4 @@ def from_payload(cls: type[Message], payload: Mapping[str, Field]) -> Message:
 
 def is_own_field(cls: Any, name: str) -> bool:
     """Return whether a name on the wire, or in a state, is that of a field of a class."""
-    return f"{name}/".startswith(_own_names(cls))
-
-
-@cache
-def _own_names(cls: Any) -> tuple[str, ...]:
-    """Return how the names of fields of a class begin, each with a slash."""
-    return tuple(f"{field.name}/" for field in declared_fields(cls))
+    return f"{name}/".startswith(tuple(f"{field.name}/" for field in declared_fields(cls)))

@@ -12,6 +12,7 @@ it need as well.
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, is_dataclass
+from functools import cached_property
 from typing import Any, ClassVar, Generic, TypeVar, cast, get_args, get_origin, get_type_hints
 
 from silograph.core.errors import ConfigError
@@ -22,7 +23,6 @@ from silograph.federation.base import Federation, Reduce, overwrites, reads, rep
 from silograph.federation.messages import (
     declared_fields,
     from_payload,
-    is_own_field,
     specs_of,
     to_payload,
 )
@@ -45,7 +45,8 @@ class Clients:
     """The clients of a block, as an op sees them.
 
     An op gets the class that its first parameter is annotated with: this one in rooms below
-    methods, whose `Clients` can train.
+    methods, whose `Clients` can train. `decode` and `encode` are called only for messages with
+    `encoded` fields, in a run that does not send them as they are.
 
     Attributes:
         cfg: what all ops of the run read.
@@ -60,16 +61,19 @@ class Clients:
     key: Key
     state: State
 
-    def decode(self, declared: "OpDeclaration", inbox: Payload) -> Payload:
+    @staticmethod
+    def encoded(message: type) -> bool:
+        """Whether a run may send fields of a message in another form, as `cfg.sent` says."""
+        del message
+        return False
+
+    def decode(self, inbox: Payload) -> Payload:
         """Return what has come, as the request has it."""
-        del declared
         return inbox
 
-    def encode(
-        self, declared: "OpDeclaration", inbox: Payload, state: State, reply: Payload
-    ) -> tuple[State, Payload]:
+    def encode(self, inbox: Payload, state: State, reply: Payload) -> tuple[State, Payload]:
         """Return the new state and the reply as it is sent."""
-        del declared, inbox
+        del inbox
         return state, reply
 
     @staticmethod
@@ -100,19 +104,42 @@ class OpDeclaration:
     after: type
     reply: type
 
-    @property
+    @cached_property
     def own_fields(self) -> tuple[str, ...]:
-        """How names of fields of its state begin."""
+        """Names of the fields of its state, or how they begin."""
         classes = (self.before, self.after)
         return tuple(sorted({field.name for cls in classes for field in declared_fields(cls)}))
 
-    def others_in(self, state: State) -> State:
-        """Return the fields of a state that are not the op's own."""
-        return {
-            name: part
-            for name, part in state.items()
-            if not (is_own_field(self.before, name) or is_own_field(self.after, name))
-        }
+    @cached_property
+    def encodes_request(self) -> bool:
+        """Whether a run may send fields of the request in another form."""
+        return self.clients.encoded(self.request)
+
+    @cached_property
+    def encodes_reply(self) -> bool:
+        """Whether a run may send fields of the reply in another form."""
+        return self.clients.encoded(self.reply)
+
+    def arguments(
+        self, cfg: Any, block: ClientBlock, state: State, inbox: Payload, key: Key
+    ) -> tuple[Any, Any, Any, Payload]:
+        """Return the arguments of the op as it is written, and the inbox with whole fields."""
+        own = tuple(f"{name}/" for name in self.own_fields)
+        others = {name: part for name, part in state.items() if not f"{name}/".startswith(own)}
+        clients = self.clients(cfg, block, key, others)
+        if self.encodes_request and not cfg.sent.plain:
+            inbox = clients.decode(inbox)
+        return clients, from_payload(self.before, state), from_payload(self.request, inbox), inbox
+
+    def results(
+        self, clients: Clients, state: Any, request: Any, inbox: Payload, after: Any, message: Any
+    ) -> tuple[State, Payload]:
+        """Return the clients' new state and the reply, from what the op has returned."""
+        del state, request
+        new, reply = {**clients.state, **to_payload(after)}, to_payload(message)
+        if self.encodes_reply and not clients.cfg.sent.plain:
+            return clients.encode(inbox, new, reply)
+        return new, reply
 
     def find_problem(self, cfg: Any) -> Problem | None:
         """Return what finds numbers of a reply that contradict each other or the request."""
@@ -180,17 +207,12 @@ def op(
         def run(
             cfg: Any, block: ClientBlock, state: State, inbox: Payload, key: Key
         ) -> tuple[State, Payload]:
-            clients: Any = declared.clients(cfg, block, key, declared.others_in(state))
-            inbox = clients.decode(declared, inbox)
-            before: Any = from_payload(declared.before, state)
-            new, message = function(clients, before, from_payload(declared.request, inbox))
-            new_state, reply = {**clients.state, **to_payload(new)}, to_payload(message)
-            encoded: tuple[State, Payload] = clients.encode(declared, inbox, new_state, reply)
-            return encoded
+            arguments = declared.arguments(cfg, block, state, inbox, key)
+            return declared.results(*arguments, *function(*arguments[:3]))
 
         run.__name__ = run.__qualname__ = function.__name__
         run.__module__, run.__doc__ = function.__module__, function.__doc__
-        run.__dict__["declaration"] = declared
+        run.__dict__ |= {"declaration": declared, "written": function}
         library = declared.clients.LIBRARY if reads_library else ()
         reads(*(reads_only or (*declared.own_fields, *library)))(run)
         if writes:

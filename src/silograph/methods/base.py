@@ -7,6 +7,7 @@ no other code has to know the methods.
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
+from functools import cached_property
 from typing import Annotated, Any, Generic, Literal, Protocol, cast
 
 import torch
@@ -31,7 +32,7 @@ from silograph.core.setting_values import (
     RowMinimum,
     SentWeights,
 )
-from silograph.core.text import short_repr
+from silograph.core.text import short_repr, state_of_fields
 from silograph.evaluation.scoring import Evaluation, OwnGraph
 from silograph.evaluation.views import UNCUT
 from silograph.federation.base import Federation
@@ -40,7 +41,7 @@ from silograph.graph.block.block import ClientBlock
 from silograph.nn.backends import TORCH, Backend
 from silograph.nn.conv import Params
 from silograph.nn.correction import Correction, LossTerm
-from silograph.nn.fit import Schedule, TrainableModel, Training
+from silograph.nn.fit import Schedule, TrainableModel, Trainer, Training
 from silograph.nn.optim import SGD, Adam, Optimizer
 from silograph.nn.segment import segment_sum
 from silograph.task.counts import ALL_COUNTS, CountRules
@@ -233,6 +234,8 @@ class MethodConfig(Generic[Options]):
     server_step: ServerStep = take_mean
     sent: SentWeights = PLAIN_WEIGHTS
 
+    __getstate__ = state_of_fields  # what is worked out from them is not pickled
+
     def in_round(self, number: int) -> "MethodConfig[Options]":
         """Return the config of ops and server program in a round.
 
@@ -258,10 +261,15 @@ class MethodConfig(Generic[Options]):
             return False
         return self.selector == "all" or (self.selector == "uniform" and self.participation == 1)
 
-    @property
+    @cached_property
     def training(self) -> Training:
         """How clients train."""
         return Training(self.model, self.optimizer, self.schedule, self.corrections, self.losses)
+
+    @cached_property
+    def trainer(self) -> Trainer:
+        """What trains the clients of a block, by model and backend."""
+        return self.backend.trainer(self.training)
 
 
 @dataclass(frozen=True)

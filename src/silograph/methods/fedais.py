@@ -98,7 +98,6 @@ from silograph.core.payload import (
 )
 from silograph.core.setting_values import lin
 from silograph.core.work import report_rows, work_for, work_of
-from silograph.evaluation.evaluate import remembered
 from silograph.evaluation.scoring import HaloSums
 from silograph.exchange import pull
 from silograph.exchange.passes import divisible
@@ -137,6 +136,7 @@ from silograph.nn.fit import (
     TrainingFields,
     TrainingInputs,
     check_fit,
+    check_labels,
     check_places,
     dtype_of,
     features_for,
@@ -144,6 +144,7 @@ from silograph.nn.fit import (
 from silograph.nn.mini_batches import FULL, Fanout, Full, Neighbors
 from silograph.nn.optim import SGD, Adam, Optimizer
 from silograph.nn.segment import segment_sum
+from silograph.task.counts import judges_of
 from silograph.task.registry import task_of
 
 # --- Options, and what follows from them for a round ---------------------------------------------
@@ -413,8 +414,16 @@ class OwnerState(pull.History, pull.LastSent):
 
 @op(Kind.CONTROL, writes=("own_rows/", "halo_rows/", "received_at", "passes", "versions"))
 def begin_stored(clients: FedAISClients, _state: Empty, _: Empty) -> tuple[ClientState, Empty]:
-    """Set up the clients, which have stored nothing."""
+    """Set up the clients, which have stored nothing, and what their rounds read of the graph."""
     clients.begin()
+    cfg, block = clients.cfg, clients.block
+    check_labels(cfg.training, block)
+    surroundings_of(clients)
+    if is_compiled(cfg):
+        from silograph.nn import stored_compiled  # numba takes a while to import
+
+        is_compact = cfg.training.alike and not cfg.keep_optimizer
+        stored_compiled.prepare(divisible(cfg.model), block, compact=is_compact)
     return pull.blank(ClientState, clients.cfg, clients.block), Empty()
 
 
@@ -1131,7 +1140,7 @@ def finish_training(clients: FedAISClients, state: RoundState) -> tuple[ClientSt
         memory = stacked("optimizer", stored_rows.memory_of(cfg.training, models))
         finite = keep_previous_if_not_finite(memory, clients.state)
         clients.state = {**clients.state, **finite}
-    clients.state = {**clients.state, **remembered(logits, block)}
+    clients.state = {**clients.state, "own/logits": judges_of(block).select(logits)}
     if not cfg.sent.plain:
         shared = {f"weights/{name}": Shared(w) for name, w in start.items()}
         clients.start = shared, untouched_rows_after(cfg, start, total)

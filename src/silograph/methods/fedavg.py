@@ -44,15 +44,12 @@ def train(
 
 
 @calls(train)
-def train_round(server: Server[NoOptions], state: ServerState) -> tuple[ServerState, RoundReport]:
-    """Train at the selected clients, average, step."""
-    return average_and_step(server, state, train)
-
-
 def average_and_step(
-    server: Server[Any], state: ServerState, train: ClientOp[GlobalModel, LocalModel]
+    server: Server[Any],
+    state: ServerState,
+    train: ClientOp[GlobalModel, LocalModel] = train,
 ) -> tuple[ServerState, RoundReport]:
-    """Average the models that clients train by an op, and let the server step towards the mean."""
+    """Train at the selected clients, average, and let the server step towards the mean."""
     assert state.weights is not None  # set by init
     mean, report = server.average(train, GlobalModel(state.weights), AveragedModel)
     if mean is None:  # no selected client has a training node
@@ -73,7 +70,7 @@ def averaging(train: ClientOp[GlobalModel, LocalModel], state: type = Empty) -> 
     )
 
 
-FEDAVG_PROGRAM = program(train_round)
+FEDAVG_PROGRAM = program(average_and_step)
 
 FEDAVG: AnyMethod = Method(
     name="fedavg",

@@ -71,8 +71,7 @@ from silograph.core.payload import (
     tensors_under,
 )
 from silograph.core.setting_values import lin
-from silograph.core.work import report_entries, report_rows, report_steps, work_for
-from silograph.evaluation.evaluate import remembered
+from silograph.core.work import report_each, report_entries, report_rows, work_for
 from silograph.evaluation.scoring import Evaluation, HaloFrom, OwnGraph
 from silograph.exchange.passes import (
     AtStage,
@@ -129,6 +128,7 @@ from silograph.nn.mini_batches import (
 from silograph.nn.model import scales_of
 from silograph.nn.segment import segment_sum, sparse_product
 from silograph.nn.stored_rows import surroundings
+from silograph.task.counts import judges_of
 from silograph.task.registry import task_of
 
 # --- Stages of a pass whose neighbors are drawn one by one, in all silos -------------------------
@@ -908,7 +908,7 @@ def take_step(clients: FedGraphClients, state: RoundState) -> RoundState:
     batch = stages_of(clients, state, 0)[-1].output_rows
     nodes = batch.off.diff()
     report_rows(batch.off, LOSS_FLOPS * cfg.model.outputs)
-    report_steps(cfg.training.step_flops)
+    report_each(cfg.training.step_flops, Kind.OPTIMIZER)
     new_weights, new_memory = ({n: t.clone() for n, t in old.items()} for old in (weights, memory))
     cfg.optimizer.step_(new_weights, dict(zip(leaves, gradients, strict=True)), new_memory)
     return RoundState(
@@ -1003,7 +1003,7 @@ def finish_round(clients: FedGraphClients, state: RoundState) -> tuple[Empty, Tr
     weights = {name: w.t for name, w in state.weights.items()}
     with work_for(Kind.EVALUATION):  # for the clients' own view: no time of the virtual clock
         logits = cfg.backend.predict(cfg.model, weights, block)
-    clients.state = {**clients.state, **remembered(logits, block)}
+    clients.state = {**clients.state, "own/logits": judges_of(block).select(logits)}
     if cfg.keep_optimizer:
         moments = {f"optimizer/{name}": m for name, m in state.moments.items()}
         clients.state = {**clients.state, **moments}

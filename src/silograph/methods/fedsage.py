@@ -45,7 +45,7 @@ from silograph.core.key import Key
 from silograph.core.kinds import Kind
 from silograph.core.payload import Ragged, Shared, Stacked, offsets, ranges, stack
 from silograph.core.setting_values import lin, log
-from silograph.core.work import report_entries, report_rows, report_steps
+from silograph.core.work import report_each, report_entries, report_rows
 from silograph.evaluation.scoring import OwnGraph
 from silograph.evaluation.views import MENDED
 from silograph.exchange.collect import generated_specs
@@ -57,7 +57,7 @@ from silograph.federation.program import OtherNetwork
 from silograph.graph.block.block import ClientBlock, SparseRows, dense_rows, neighbor_keys
 from silograph.graph.csr import CSR
 from silograph.methods.base import Caution, Method, MethodConfig, ServerState, preset
-from silograph.methods.fedavg import FEDOPT, train_round
+from silograph.methods.fedavg import FEDOPT, average_and_step
 from silograph.methods.ops import Clients, Server, calls, op, program
 from silograph.nn.conv import (
     SAGE,
@@ -456,7 +456,9 @@ def step_generators(
     memory = {name: m.t.clone() for name, m in state.moments.items()}
     adam = Adam(options.generator_lr)
     adam.step_(weights, dict(zip(weights, gradients, strict=True)), memory)
-    report_steps(float(sum(adam.flops_of(n) * w[:1].numel() for n, w in weights.items())))
+    report_each(
+        float(sum(adam.flops_of(n) * w[:1].numel() for n, w in weights.items())), Kind.OPTIMIZER
+    )
     return LearningState(stack(weights), stack(memory), state.hidden)
 
 
@@ -626,7 +628,7 @@ FEDSAGEPLUS: Method[FedSageOptions] = Method(
     reference="Zhang et al., Subgraph federated learning with missing neighbor generation, "
     "NeurIPS 2021",
     options=FedSageOptions,
-    **program(train_round, setup=setup, state=MendedState, other_network=network_of),
+    **program(average_and_step, setup=setup, state=MendedState, other_network=network_of),
     check=check,
     server_step=True,
     weighs_classes=True,

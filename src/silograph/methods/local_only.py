@@ -13,7 +13,7 @@ from torch import Tensor
 from silograph.core.kinds import Kind
 from silograph.core.payload import Shared, Stacked, State, dense, fields_under, stack
 from silograph.core.work import work_for
-from silograph.evaluation.evaluate import TABLES, predict, ranked, remembered
+from silograph.evaluation.evaluate import TABLES, predict, ranked
 from silograph.evaluation.scoring import personal, received_specs
 from silograph.exchange.shared_biases import Sharing, sharing_of
 from silograph.federation.field_specs import LOSS, TRAINED
@@ -32,6 +32,7 @@ from silograph.methods.ops import Clients, Server, calls, op, program
 from silograph.nn.conv import Params
 from silograph.nn.fit import stacked_copies
 from silograph.nn.forward import AnyModel
+from silograph.task.counts import judges_of
 
 
 @dataclass(frozen=True)
@@ -88,7 +89,7 @@ def begin_with(
     with work_for(Kind.EVALUATION):
         tables = fields_under(TABLES, clients.state)
         logits = predict(cfg, weights, graph, clients.state)
-        scores: State = remembered(logits, graph)
+        scores: State = {"own/logits": judges_of(graph).select(logits)}
         scores = {**scores, **ranked(cfg, "own", weights, graph, tables)}
     clients.state = {**clients.state, **scores}
     return OwnModel(stack(stacked_copies(weights, clients.block.num_clients)))

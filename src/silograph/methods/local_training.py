@@ -173,8 +173,17 @@ def zero_weights(model: AnyModel, block: ClientBlock) -> Params:
 def begin(
     cfg: MethodConfig, block: ClientBlock, state: State, inbox: Payload, key: Key
 ) -> tuple[State, Payload]:
-    """Set up the state of every client. In: nothing. Out: nothing."""
+    """Set up the state of every client, and what its rounds read. In: nothing. Out: nothing."""
     del inbox
+    graph = local_graph(block, state)
+    cfg.trainer.prepare(cfg.training, graph, cfg.keep_optimizer)
+    return with_first_state(cfg, block, state, key), {}
+
+
+def with_first_state(
+    cfg: MethodConfig, block: ClientBlock, state: State, key: Key
+) -> dict[str, StateField]:
+    """Return the state of every client with what the library keeps of it."""
     new: dict[str, StateField] = {**state, **no_logits(cfg.model, block)}
     new |= no_ranking(cfg, block)
     graph = local_graph(block, state)
@@ -185,7 +194,7 @@ def begin(
     if cfg.keep_optimizer:
         new |= _table_moments(cfg, tables)
         new |= memory_fields(first_memory(cfg.training, graph, apart=cfg.backend.compiled))
-    return new, {}
+    return new
 
 
 def memory_fields(memory: Memory) -> dict[str, StateField]:

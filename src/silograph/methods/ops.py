@@ -26,14 +26,14 @@ C: clients of a block.
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, Generic, TypedDict, TypeVar
 
 import torch
 from torch import Tensor
 
-from silograph.aggregation.aggregators import combine_weights
-from silograph.aggregation.server_optimizers import take_step
+from silograph.aggregation.aggregators import check_shapes, combine_weights
+from silograph.aggregation.server_optimizers import take_mean
 from silograph.core.errors import ConfigError
 from silograph.core.key import Key
 from silograph.core.kinds import Kind
@@ -47,13 +47,13 @@ from silograph.core.payload import (
     tensors_under,
     with_prefix,
 )
+from silograph.core.text import state_of_fields
 from silograph.core.work import work_for
 from silograph.evaluation.evaluate import (
     NEIGHBORS,
     TABLES,
     predict_weighed,
     ranked,
-    remembered,
     tallies,
     weighed_messages,
 )
@@ -121,10 +121,13 @@ from silograph.methods.local_training import (
     selected,
     state_specs,
     untouched_rows_after_round,
+    with_first_state,
 )
 from silograph.nn.conv import Params
-from silograph.nn.fit import Fitted, Start, TrainingInputs
+from silograph.nn.fit import Fitted, Start, TrainingInputs, check_fit
 from silograph.nn.forward import embedded_pass, whole_pass
+from silograph.nn.mini_batches import Full
+from silograph.task.counts import judges_of
 
 Before = TypeVar("Before")
 After = TypeVar("After")
@@ -163,7 +166,8 @@ class Clients(OpClients, Generic[Options]):
     @property
     def graph(self) -> ClientBlock:
         """The graphs that clients train on: theirs, and what they have collected of others."""
-        return local_graph(self.block, self.state)
+        has_more = any(name.startswith(LOCAL_GRAPH) for name in self.state)
+        return local_graph(self.block, self.state) if has_more else self.block
 
     def begin(self, cfg: MethodConfig[Options] | None = None) -> None:
         """Set up what the library keeps; the first op of a method's own set-up calls it.
@@ -171,7 +175,7 @@ class Clients(OpClients, Generic[Options]):
         Args:
             cfg: a config with another model that clients train; None: the method's.
         """
-        self.state, _ = begin(cfg or self.cfg, self.block, self.state, {}, self.key)
+        self.state = with_first_state(cfg or self.cfg, self.block, self.state, self.key)
 
     def fit(self, start: Start, cfg: MethodConfig[Options] | None = None) -> Fitted:
         """Train for the local epochs of a round, each client on its own training nodes.
@@ -189,31 +193,37 @@ class Clients(OpClients, Generic[Options]):
         """
         cfg, state, graph = cfg or self.cfg, self.state, self.graph
         sampler_state, tables = fields_under(NEIGHBORS, state), fields_under(TABLES, state)
+        new, counts = {**state}, dict[str, Tensor]()
         # 1. Where the run scores what clients receive, do it before training.
-        score_fields, counts = score_received(cfg, graph, start, state)
+        if cfg.score_on_receipt:
+            score_fields, counts = score_received(cfg, graph, start, state)
+            new |= score_fields
         # 2. Train.
         memory = memory_in(state) if cfg.keep_optimizer else None
         inputs = TrainingInputs(graph, start, memory, self.key, sampler_state, tables)
-        fitted = replace(cfg.backend.fit(cfg.training, inputs), received=counts)
+        check_fit(cfg.training, inputs)
+        fitted = cfg.trainer.fit(cfg.training, inputs)
         # 3. Keep what only the clients have: sampler, tables and optimizer.
         private: dict[str, StateField] = {}
         private |= {f"{NEIGHBORS}/{name}": f for name, f in fitted.neighbors.items()}
         if cfg.keep_optimizer:
             private |= memory_fields(fitted.memory)
         private |= {f"{TABLES}/{name}": f for name, f in fitted.tables.items()}
-        new = {**state, **score_fields, **keep_previous_if_not_finite(private, state)}
+        if private:
+            new |= keep_previous_if_not_finite(private, state)
         # 4. Keep logits of the trained model for the scored rows, as the clients' own view.
-        with work_for(Kind.EVALUATION):
-            sampler, sampler_state = cfg.schedule.neighbors, fields_under(NEIGHBORS, new)
-            fitted = replace(fitted, sampler_facts=sampler.facts(graph, sampler_state))
-            messages = weighed_messages(cfg, graph, new)
-            if messages is not None:  # only now, for it makes whole tensors of the weights
-                logits = predict_weighed(cfg, fitted.tensors, graph, messages)
-                fitted = replace(fitted, logits=logits)
-            if cfg.relevant is not None:
+        sampler, facts, logits = cfg.schedule.neighbors, dict[str, Tensor](), fitted.logits
+        if not isinstance(sampler, Full):
+            with work_for(Kind.EVALUATION):
+                facts |= sampler.facts(graph, fields_under(NEIGHBORS, new))
+                messages = weighed_messages(cfg, graph, new)
+                if messages is not None:  # only now, for it makes whole tensors of the weights
+                    logits = predict_weighed(cfg, fitted.tensors, graph, messages)
+        if cfg.relevant is not None:
+            with work_for(Kind.EVALUATION):
                 new |= ranked(cfg, "own", fitted.tensors, graph, fitted.tables)
-        self.state = {**new, **remembered(fitted.logits, graph)}
-        return fitted
+        self.state = {**new, "own/logits": judges_of(graph).select(logits)}
+        return replace(fitted, received=counts, sampler_facts=facts, logits=logits)
 
     def embeddings(self, weights: Mapping[str, Tensor]) -> Ragged:
         """Return what enters the last layer, (n, D), for all rows that clients train on.
@@ -229,19 +239,19 @@ class Clients(OpClients, Generic[Options]):
         with torch.no_grad():
             return Ragged(embedded_pass(model, weights, inputs, None)[1], graph.off)
 
-    def decode(self, declared: OpDeclaration, inbox: Payload) -> Payload:
+    @staticmethod
+    def encoded(message: type) -> bool:
+        """Whether a message has weights in the form that the run sends them in."""
+        forms = sent_weights.inbox_spec, sent_weights.reply_spec, sent_weights.later_reply_spec
+        return any(f.specs in forms for f in declared_fields(message))
+
+    def decode(self, inbox: Payload) -> Payload:
         """Return what has come, with weights as they are before they are sent."""
-        if not has_sent_weights(declared.request) or self.cfg.sent.plain:
-            return inbox
         weights = sent_weights.decode_weights(self.cfg, self.block, self.state, inbox)
         return {**inbox, **weights}
 
-    def encode(
-        self, declared: OpDeclaration, inbox: Payload, state: State, reply: Payload
-    ) -> tuple[State, Payload]:
+    def encode(self, inbox: Payload, state: State, reply: Payload) -> tuple[State, Payload]:
         """Return the new state, and the reply with weights in the form of the run."""
-        if not has_sent_weights(declared.reply) or self.cfg.sent.plain:
-            return state, reply
         if self.start is None:
             start = {n: f for n, f in inbox.items() if isinstance(f, Shared)}
             self.start = (
@@ -257,12 +267,6 @@ class Clients(OpClients, Generic[Options]):
         if not sends_scores(declared) or not cfg.score_on_receipt:
             return None
         return tallies(cfg.model, cfg.count_rules, f"{RECEIVED}/")
-
-
-def has_sent_weights(message: type) -> bool:
-    """Return whether a message has weights in the form that the run sends them in."""
-    forms = sent_weights.inbox_spec, sent_weights.reply_spec, sent_weights.later_reply_spec
-    return any(f.specs in forms for f in declared_fields(message))
 
 
 def sends_scores(declared: OpDeclaration) -> bool:
@@ -314,6 +318,8 @@ class Server(Generic[Options]):
 
     def select(self) -> tuple[str, ...]:
         """Return the ids of the clients that train in the round."""
+        if self.cfg.selected is None and self.cfg.participation == 1:
+            return tuple(self.fed.ids)
         return selected(self.fed, self.cfg, self.round, self.key)
 
     def call(
@@ -408,7 +414,7 @@ class Server(Generic[Options]):
         """
         client_ids, cfg = self.select(), self.cfg
         inbox, declared = self._inbox(op, request, client_ids), op.declaration
-        if mean is None and has_sent_weights(declared.request):
+        if mean is None and declared.encodes_request:
             weights = tensors_under("weights", to_payload(request))
             untouched = untouched_rows_after_round(cfg, weights)
             mean = WeightedMean("nodes", untouched)
@@ -417,12 +423,13 @@ class Server(Generic[Options]):
         mean = mean or WeightedMean("nodes")
 
         # 1. Call the clients: fields are averaged, but for weights that an aggregator combines.
-        scores, aggregator = tuple(received_specs(cfg)), cfg.aggregator
+        scores = tuple(received_specs(cfg)) if cfg.score_on_receipt else ()
+        aggregator = cfg.aggregator
         combine = aggregator.combine
         combined = [n for n in inbox if combine is not None and n.startswith("weights/")]
         reduce: Reduce = mean
         if cfg.selector_uses_feedback or scores or combined:
-            fold = replace(mean, without=tuple(combined))
+            fold = replace(mean, without=(*combined, *scores))  # nobody reads their mean
             reduce = Gather("nodes", "loss", *scores, *combined, fold=fold)
         what, key = declared.kind, self.call_key
         reply = self.fed.call(op, inbox, what=what, key=key, to=client_ids, reduce=reduce)
@@ -434,9 +441,10 @@ class Server(Generic[Options]):
         trained = {n: t for n, t in by_client.items() if needs_replies and n not in combined}
         # "": there was nothing to combine.
         name = aggregator.name if combined or combine is None else ""
-        prefix = f"{SAMPLER_FACTS}/"
-        replied = [n for n in specs_of(declared.reply, cfg) if n.startswith(prefix)]
-        facts = {n.removeprefix(prefix): math.nan for n in replied}
+        facts = dict[str, float]()
+        if not isinstance(cfg.schedule.neighbors, Full):
+            names = fields_under(SAMPLER_FACTS, specs_of(declared.reply, cfg))
+            facts = dict.fromkeys(names, math.nan)
         report = RoundReport(client_ids, None, facts, trained=trained, aggregator=name)
         if "loss" not in averages:  # no selected client has a training node
             return None, report
@@ -449,7 +457,8 @@ class Server(Generic[Options]):
             with at_server(combine or combine_weights, f"aggregator {aggregator.name}", self.round):
                 new = combine_weights(aggregator, cfg.aggregator_options, nodes, of_clients)
             averages |= {f"weights/{n}": Shared(w) for n, w in new.items()}
-        if self.round == 1 and cfg.sent.plain:
+        is_ours = op.__module__.startswith("silograph.")
+        if self.round == 1 and cfg.sent.plain and not is_ours:
             self._check_shapes(op, averages)
         loss = float(averages["loss"].t)
         facts = {n: float(t) for n, t in tensors_under(SAMPLER_FACTS, averages).items()}
@@ -466,15 +475,22 @@ class Server(Generic[Options]):
             report: of the round.
 
         Returns:
-            The state after the step, with the rest of the memory as it was; and the report, which
-            names the optimizer.
+            The state after the step, with weights in the dtype of each and the rest of the memory
+            as it was; and the report, which names the optimizer.
+
+        Raises:
+            ProtocolError: a user's own optimizer returns weights of other names or shapes.
         """
         assert state.weights is not None
         optimizer, step = self.cfg.server_optimizer, self.cfg.server_step
         own = fields_under(SERVER_OPTIMIZER, state.memory)
         others = {n: t for n, t in state.memory.items() if not n.startswith(f"{SERVER_OPTIMIZER}/")}
-        with at_server(step, f"server optimizer {optimizer}", self.round):
-            weights, memory = take_step(optimizer, step, state.weights, mean, own)
+        weights, memory = mean, own
+        if step is not take_mean:
+            with at_server(step, f"server optimizer {optimizer}", self.round):
+                weights, memory = step(state.weights, mean, own)
+        check_shapes(f"server optimizer {optimizer}", state.weights, weights)
+        weights = {n: weights[n].to(w.dtype) for n, w in state.weights.items()}
         new = ServerState(weights, {**others, **with_prefix(SERVER_OPTIMIZER, memory)})
         return new, replace(report, server_optimizer=optimizer)
 
@@ -546,7 +562,7 @@ class Server(Generic[Options]):
                 "there, where it is called in the order"
             )
         inbox = to_payload(request)
-        if self.cfg.sent.plain or not has_sent_weights(op.declaration.request):
+        if self.cfg.sent.plain or not op.declaration.encodes_request:
             return inbox
         positions = positions_of(self.fed.ids, to)
         cfg, weights = self.cfg, tensors_under("weights", inbox)
@@ -585,6 +601,13 @@ class TypedMethod:
     state: type
     trained: Callable[[MethodConfig[Any]], MethodConfig[Any]]
 
+    __getstate__ = state_of_fields  # what is worked out from them is not pickled
+
+    @cached_property
+    def declared(self) -> frozenset[ClientOp[Any, Any]]:
+        """The ops that the round calls."""
+        return frozenset(ops_in(order_of(self.written_round)))
+
     def init(
         self, fed: Federation, cfg: MethodConfig[Any], weights: Params, key: Key
     ) -> ServerState:
@@ -604,10 +627,9 @@ class TypedMethod:
         self, fed: Federation, cfg: MethodConfig[Any], state: ServerState, t: int, key: Key
     ) -> tuple[ServerState, RoundReport]:
         """Carry out a round."""
-        used_rows = sent_weights.remembered_form(state.memory)
+        used_rows = {} if cfg.sent.plain else sent_weights.remembered_form(state.memory)
         own = {name: m for name, m in state.memory.items() if name not in used_rows}
-        declared = frozenset(ops_in(order_of(self.written_round)))
-        server = Server(fed, cfg, t, key, used_rows, declared=declared)
+        server = Server(fed, cfg, t, key, used_rows, declared=self.declared)
         new, report = self.written_round(server, ServerState(state.weights, own))
         return ServerState(new.weights, {**new.memory, **used_rows}), report
 
@@ -681,7 +703,7 @@ def program(
             f"after {last.__name__}, got {state.__name__} without {min(left)}"
         )
     typed = TypedMethod(round_, setup, state, trained)
-    requests = (op.declaration.request for op in ops_in(order_of(round_)))
+    requests = (op.declaration.request for op in typed.declared)
     has_number = any(f.specs is round_number for cls in requests for f in declared_fields(cls))
     steps = typed.round_steps if has_number else AlikeRounds(typed.round_steps)
     calls_ = Calls(typed.setup_steps, steps, typed.client_state, server_model, other_network)

@@ -17,7 +17,15 @@ from silograph.core.errors import ProtocolError, install_command
 from silograph.core.payload import NO_STATE, State
 from silograph.graph.block.block import ClientBlock
 from silograph.nn.correction import Proximal, why_no_embeddings
-from silograph.nn.fit import Fitted, Training, TrainingInputs, check_fit, check_weights
+from silograph.nn.fit import (
+    Fitted,
+    Trainer,
+    Training,
+    TrainingInputs,
+    check_fit,
+    check_labels,
+    check_weights,
+)
 from silograph.nn.fit import untouched_rows_after as untouched_by_torch
 from silograph.nn.flow import rule_of
 from silograph.nn.forward import AnyModel, Staged
@@ -47,6 +55,13 @@ class Backend(Protocol):
     def copies(self, training: Training) -> int:
         """Return the number of copies of a block's weights in memory at once."""
 
+    def trainer(self, training: Training) -> Trainer:
+        """Return what trains every client of a block.
+
+        Raises:
+            ProtocolError: something that this cannot train.
+        """
+
     def fit(self, training: Training, inputs: TrainingInputs) -> Fitted:
         """Train every client of a block; see `silograph.nn.fit.fit`.
 
@@ -72,8 +87,17 @@ class Backend(Protocol):
         """
 
 
+class _Fits:
+    """Trains after a check of the inputs."""
+
+    def fit(self: Backend, training: Training, inputs: TrainingInputs) -> Fitted:
+        """Train every client of a block; see `Backend.trainer`."""
+        check_fit(training, inputs)
+        return self.trainer(training).fit(training, inputs)
+
+
 @dataclass(frozen=True)
-class TorchBackend:
+class TorchBackend(_Fits):
     """Trains every model on every device."""
 
     name: ClassVar[Literal["torch"]] = "torch"
@@ -88,12 +112,11 @@ class TorchBackend:
         """Return 4 for weights, gradients and two moments, plus the copies of corrections."""
         return 4 + sum(correction.copies for correction in training.corrections)
 
-    def fit(self, training: Training, inputs: TrainingInputs) -> Fitted:
-        """Train as the model says."""
-        check_fit(training, inputs)
+    def trainer(self, training: Training) -> Trainer:
+        """Return what the model says."""
         if training.losses and (reason := why_no_embeddings(training.model)) is not None:
             raise ProtocolError(f"expected another model: {reason}")
-        return training.model.fit(training, inputs)
+        return Trainer(training.model.fit, check_labels)
 
     def untouched_rows_after(self, training: Training, start: Tensor, steps: int) -> Tensor:
         """Take the steps on all rows together."""
@@ -115,7 +138,7 @@ class TorchBackend:
 
 
 @dataclass(frozen=True)
-class CompiledBackend:
+class CompiledBackend(_Fits):
     """Trains common models on a CPU in a fraction of the time."""
 
     name: ClassVar[Literal["compiled"]] = "compiled"
@@ -144,21 +167,21 @@ class CompiledBackend:
         """
         return 8 if _has_masks(training) else 1
 
-    def fit(self, training: Training, inputs: TrainingInputs) -> Fitted:
-        """Train one client after the other."""
-        check_fit(training, inputs)
+    def trainer(self, training: Training) -> Trainer:
+        """Return what trains one client after the other."""
         _check_compiled(training, masks=isinstance(training.model, Masked))
         from silograph.nn import compiled, rating_compiled  # numba takes a while to import
 
         if isinstance(training.model, RatingModel):
-            return rating_compiled.fit(training.model, training, inputs)
-        return compiled.fit(_require_stages(training.model), training, inputs)
+            return Trainer(rating_compiled.fit, check_labels)
+        if isinstance(training.model, Masked):
+            return Trainer(compiled.fit_masked, check_labels)
+        return Trainer(compiled.fit, compiled.prepare)
 
     def untouched_rows_after(self, training: Training, start: Tensor, steps: int) -> Tensor:
         """Take the steps row by row."""
         if _stays_without_data(training, start, steps):
             return start
-        _check_compiled(training, masks=False)
         from silograph.nn import compiled
 
         return compiled.untouched_rows_after(training, start, steps)

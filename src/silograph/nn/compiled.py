@@ -9,18 +9,20 @@ n: rows. K: outputs.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from silograph.core.errors import ProtocolError
 from silograph.core.kinds import Kind
 from silograph.core.payload import Patched, Stacked, State, dense
-from silograph.core.work import report_clients, report_spared, report_steps, work_for
+from silograph.core.work import report_clients, report_spared, work_for
 from silograph.graph.block.block import ClientBlock, SparseRows
 from silograph.nn.conv import Params
+from silograph.nn.correction import Proximal
 from silograph.nn.fit import (
     LOSS_FLOPS,
     Fitted,
@@ -29,6 +31,7 @@ from silograph.nn.fit import (
     StartFields,
     Training,
     TrainingInputs,
+    check_labels,
     dtype_of,
     has_used_rows,
     joined_bases,
@@ -37,7 +40,6 @@ from silograph.nn.fit import (
     start_fields,
     starts_compact,
     used_rows,
-    whole,
     whole_memory,
 )
 from silograph.nn.flow import FlowRule, rule_of
@@ -82,7 +84,7 @@ def params_of(
     `compact`: these are not all of their rows, and moments have as many.
     """
     maps = model.first_maps
-    flat = flatten_weights(model, {n: whole(field) for n, field in fields.items() if n not in maps})
+    flat = flatten_weights(model, {n: dense(field) for n, field in fields.items() if n not in maps})
     empty3, empty2 = np.empty((0, 0, 0), flat.dtype), np.empty((0, 0), flat.dtype)
     first_rows_at_start, moments_at_start = empty3, [empty3, empty3]
     bases, which = joined_bases([fields[name] for name in maps])
@@ -226,7 +228,7 @@ def weights_of(
         for name, rows in zip(model.first_maps, params.rows, strict=True):
             assert isinstance(block.x, SparseRows)  # only then are there used rows
             t = torch.from_numpy(rows)
-            path, flops = partial(untouched_rows_after, training), training.flops_of(name)
+            path, flops = partial(untouched_rows_after, training), training.flops[name]
             weights[name] = patched(path, fields[name], t, block.x, steps, flops)
     return {name: weights[name] for name in model.weight_shapes}
 
@@ -346,7 +348,7 @@ def kept_weights_and_memory(
         bases, which, steps_of_rows = _kept_bases(training, start, before, counts, block.x)
         unused = block.num_features - used.off.diff()
         spared = int((torch.from_numpy(counts) * unused).sum()) - steps_of_rows
-        report_spared(float(training.flops_of(name) * bases[0].shape[2] * spared))
+        report_spared(float(training.flops[name] * bases[0].shape[2] * spared))
         rows = [params.rows, *(rows for rows, _ in by_kind.values())]
         names = [name, *(f"{kind}/{name}" for kind in by_kind)]
         trained = {
@@ -421,7 +423,17 @@ def _split_by_client(model: Staged, block: ClientBlock, rows: np.ndarray) -> Par
 
 
 def untouched_rows_after(training: Training, start: Tensor, steps: int) -> Tensor:
-    """Return weights (R, D) after some steps of a fresh optimizer with a gradient of 0."""
+    """Return weights (R, D) after some steps of a fresh optimizer with a gradient of 0.
+
+    Raises:
+        ProtocolError: a correction that is not compiled.
+    """
+    for correction in training.corrections:
+        if not isinstance(correction, Proximal):
+            raise ProtocolError(
+                f"expected training that is compiled, got: correction {type(correction).__name__} "
+                "is not compiled; run with kernels=torch"
+            )
     weight = start.clone(memory_format=torch.contiguous_format)
     with flush_subnormals():  # as rows are in training
         values = weight.numpy().reshape(-1)
@@ -439,44 +451,27 @@ def untouched_rows_after(training: Training, start: Tensor, steps: int) -> Tenso
 def _whole_counts(model: Staged, block: ClientBlock) -> np.ndarray:
     """Return the counts of `training.count` for one pass of all rows, (C, 2 L + 4)."""
     sums = tuple(stage.conv.sums for stage in model.stages)
-    name = ("counts", sums)
-    if name not in block.memo and block.source is not None:
-        whole_block, positions = block.source
-        block.memo[name] = _whole_counts(model, whole_block)[positions.numpy()]
-    if name not in block.memo:
-        rows = block.off.diff()
-        edges = block.adj.indptr[block.off].diff()
-        entries = torch.zeros_like(rows)
-        if isinstance(block.x, SparseRows):
-            entries = block.x.csr.indptr[block.off].diff()
-        edges_of = [edges * sums_neighbors for sums_neighbors in sums]
-        columns = [rows] * (len(sums) + 1) + edges_of + [entries] * 2
-        block.memo[name] = torch.stack([*columns, torch.ones_like(rows)], dim=1).numpy()
-    counts = block.memo[name]
-    assert isinstance(counts, np.ndarray)
+    rows = block.off.diff()
+    edges = block.adj.indptr[block.off].diff()
+    entries = torch.zeros_like(rows)
+    if isinstance(block.x, SparseRows):
+        entries = block.x.csr.indptr[block.off].diff()
+    edges_of = [edges * sums_neighbors for sums_neighbors in sums]
+    columns = [rows] * (len(sums) + 1) + edges_of + [entries] * 2
+    counts: np.ndarray = torch.stack([*columns, torch.ones_like(rows)], dim=1).numpy()
     return counts
 
 
-def _pass_flops(model: Staged, block: ClientBlock, counts: np.ndarray, passes: int) -> np.ndarray:
-    """Return operations of passes through the model, (C,): what the torch layers report.
+def _flops_per_count(model: Staged, sparse: bool, passes: int) -> np.ndarray:
+    """Return operations for one of each number that is counted (see `training.count`), (2 L + 4,).
+
+    They are what the torch layers report for the same passes.
 
     Args:
         model: the shape.
-        block: the clients.
-        counts: (C, 2 L + 4), see `training.count`.
+        sparse: whether features are.
         passes: 1, or 2 with the way back (3 where both factors of a product have a gradient).
     """
-    flops_of_count = block.origin.once(
-        ("flops", model, passes),
-        np.ndarray,
-        lambda: _flops_per_count(model, isinstance(block.x, SparseRows), passes),
-    )
-    flops: np.ndarray = counts.astype(np.float64) @ flops_of_count  # exact: integers
-    return flops
-
-
-def _flops_per_count(model: Staged, sparse: bool, passes: int) -> np.ndarray:
-    """Return operations for one of each number that is counted, (2 L + 4,); see `_pass_flops`."""
     layers = len(model.stages)
     edges, entries, own_entries = layers + 1, 2 * layers + 1, 2 * layers + 2
     flops = [0] * (2 * layers + 4)
@@ -508,15 +503,6 @@ def _flops_per_count(model: Staged, sparse: bool, passes: int) -> np.ndarray:
     return np.array(flops, np.float64)
 
 
-def report_pass(model: Staged, block: ClientBlock) -> None:
-    """Report one forward pass of all rows."""
-
-    def pass_flops() -> Tensor:
-        return torch.from_numpy(_pass_flops(model, block, _whole_counts(model, block), 1))
-
-    report_clients(block.once(("pass", model), Tensor, pass_flops))
-
-
 def report_masks(model: Masked, block: ClientBlock, work: np.ndarray) -> None:
     """Report the products of weights and masks, in training and in predictions."""
     flops = 0.0
@@ -528,44 +514,110 @@ def report_masks(model: Masked, block: ClientBlock, work: np.ndarray) -> None:
         report_clients(torch.full((block.num_clients,), flops, dtype=torch.float64))
 
 
-def report_training(
-    model: Staged, training: Training, block: ClientBlock, work: np.ndarray
-) -> None:
-    """Report the work of training, and separately that of predicting the clients' rows."""
-    flops = _pass_flops(model, block, work, 2)
-    # Every epoch has a loss of every training node, however they are grouped into steps.
-    flops += LOSS_FLOPS * model.outputs * training.schedule.epochs * block.num_train.numpy()
-    flow = rule_of(training.schedule.neighbors)
-    if flow is not None and flow.policy == "trained" and flow.credit == "gate":
-        widths = [2 * stage.outputs * stage.conv.sums for stage in model.stages]
-        flops += work[:, : len(widths)] @ np.array(widths, np.float64)  # gates of messages
-    report_clients(torch.from_numpy(flops))
-    report_steps(torch.from_numpy(work[:, -1] * training.step_flops))
-    with work_for(Kind.EVALUATION):
-        report_pass(model, block)
+# --- plan ----------------------------------------------------------------------------------------
+# What training reads besides weights, worked out once for all rounds.
+#
+# C: clients. L: layers.
+
+
+@dataclass(frozen=True, eq=False)
+class Plan:
+    """A model, a schedule and a block's clients as the kernels read them.
+
+    Attributes:
+        data: the block.
+        shape: model and schedule.
+        counts: (C, 2 L + 4) numbers that a pass of all rows counts, see `training.count`.
+        flops_of_count: (2 L + 4,) operations of training for one of each.
+        loss_flops: (C,) operations of all losses of a round.
+        pass_flops: (C,) float64 operations of a forward pass of all rows.
+    """
+
+    data: BlockArrays
+    shape: arrays.ModelShape
+    counts: np.ndarray
+    flops_of_count: np.ndarray
+    loss_flops: np.ndarray
+    pass_flops: Tensor
+
+    def take(self, positions: Tensor, off: Tensor) -> "Plan":
+        """Return the plan for calls to the clients at `positions` (k,), with rows `off`."""
+        places = positions.numpy()
+        return replace(
+            self,
+            data=self.data.take(positions, off),
+            counts=self.counts[places],
+            loss_flops=self.loss_flops[places],
+            pass_flops=self.pass_flops[positions],
+        )
+
+
+def plan(model: Staged, schedule: Schedule, block: ClientBlock, *, compact: bool) -> Plan:
+    """Return the plan of training, or of a pass without steps, at a block's clients.
+
+    `compact`: weights of a client are its used rows.
+    """
+    name = ("plan", model, schedule, compact)
+    if name not in block.memo and block.source is not None:
+        whole_block, positions = block.source
+        whole_plan = plan(model, schedule, whole_block, compact=compact)
+        block.memo[name] = whole_plan.take(positions, block.off)
+    if name not in block.memo:
+        is_drawn_by_flow = rule_of(schedule.neighbors) is not None
+        own_schedule = with_full_fanout(model, schedule) if is_drawn_by_flow else schedule
+        is_sparse, counts = isinstance(block.x, SparseRows), _whole_counts(model, block)
+        max_degree = int(block.adj.degree.max()) if len(block.row_key) else 0
+        # Every epoch has a loss of every training node, however they are grouped into steps.
+        loss_flops = LOSS_FLOPS * model.outputs * schedule.epochs * block.num_train.numpy()
+        pass_flops = counts.astype(np.float64) @ _flops_per_count(model, is_sparse, 1)
+        block.memo[name] = Plan(
+            prepare_block(model, block, compact=compact),
+            model_shape(model, own_schedule, max_degree),
+            counts,
+            _flops_per_count(model, is_sparse, 2),
+            loss_flops,
+            torch.from_numpy(pass_flops),
+        )
+    value = block.memo[name]
+    assert isinstance(value, Plan)
+    return value
 
 
 NO_STEPS = Schedule(0)
 
 
-def fit(model: Staged, training: Training, inputs: TrainingInputs) -> Fitted:
+def prepare(training: Training, block: ClientBlock, keep_optimizer: bool) -> None:
+    """Work out the plan of the clients' rounds, which usually start from one model for all."""
+    model = training.model.staged
+    assert model is not None  # see `CompiledBackend.trainer`
+    check_labels(training, block)
+    compact = isinstance(block.x, SparseRows) and training.alike
+    if keep_optimizer:
+        compact = compact and bool(rows_apart(training, block.x))
+    plan(model, training.schedule, block, compact=compact)
+
+
+def fit(training: Training, inputs: TrainingInputs) -> Fitted:
     """Train every client of a block; see `silograph.nn.fit.fit`."""
-    if isinstance(training.model, Masked):
-        return _fit_masked(training.model, training, inputs)
-    block, memory = inputs.block, inputs.memory
+    model, block, memory = training.model.staged, inputs.block, inputs.memory
+    assert model is not None  # see `CompiledBackend.trainer`
+    # 1. Weights as the kernels read them: only the rows that clients use, where the others follow
+    # from the start.
     fields = start_fields(model, inputs.start, block.num_clients)
     compact = training.alike and starts_compact(model, fields, block.x)
     if memory is not None:
         names = rows_apart(training, block.x)
         compact = compact and all(has_used_rows(memory[n], block.x) for n in names) and names != ()
         memory = memory if compact else whole_memory(memory)
-    data = prepare_block(model, block, compact=compact)
-    params = params_of(
-        model, block, fields, memory, used=int(data.called.used_off[-1]), compact=compact
-    )
+    prepared = plan(model, training.schedule, block, compact=compact)
+    used = int(prepared.data.called.used_off[-1])
+    params = params_of(model, block, fields, memory, used=used, compact=compact)
     steps_before = params.steps.copy()
-    outputs, sampler = _train(model, training, inputs, data, params)
-    report_training(model, training, block, outputs.work)
+    # 2. Train.
+    outputs, sampler = _train(model, training, inputs, prepared, params)
+    steps = params.steps - steps_before
+    report_training(model, training, prepared, outputs.work)
+    # 3. Weights as others read them.
     if memory is not None and compact:
         weights, final_memory = kept_weights_and_memory(
             model, training, block, fields, memory, params, steps_before
@@ -574,11 +626,25 @@ def fit(model: Staged, training: Training, inputs: TrainingInputs) -> Fitted:
         before = steps_before if compact else None
         weights = weights_of(model, training, block, fields, params, before)
         final_memory = {} if memory is None else memory_of(model, training, block, params)
-    return _to_fitted(weights, final_memory, outputs, params.steps - steps_before, sampler)
+    return _to_fitted(weights, final_memory, outputs, steps, sampler)
 
 
-def _fit_masked(model: Masked, training: Training, inputs: TrainingInputs) -> Fitted:
+def report_training(model: Staged, training: Training, prepared: Plan, work: np.ndarray) -> None:
+    """Report the work of training, and separately that of predicting the clients' rows."""
+    flops = work.astype(np.float64) @ prepared.flops_of_count + prepared.loss_flops
+    flow = None if training.schedule.whole else rule_of(training.schedule.neighbors)
+    if flow is not None and flow.policy == "trained" and flow.credit == "gate":
+        widths = [2 * stage.outputs * stage.conv.sums for stage in model.stages]
+        flops += work[:, : len(widths)] @ np.array(widths, np.float64)  # gates of messages
+    report_clients(torch.from_numpy(flops))
+    report_clients(torch.from_numpy(work[:, -1] * training.step_flops), Kind.OPTIMIZER)
+    report_clients(prepared.pass_flops, Kind.EVALUATION)
+
+
+def fit_masked(training: Training, inputs: TrainingInputs) -> Fitted:
     """Train weights with masks; no row of them is left out, as all of them may move."""
+    model = training.model
+    assert isinstance(model, Masked)  # see `CompiledBackend.trainer`
     block, memory = inputs.block, inputs.memory
     fields = start_fields(model, inputs.start, block.num_clients)
     memory = None if memory is None else whole_memory(memory)
@@ -587,11 +653,11 @@ def _fit_masked(model: Masked, training: Training, inputs: TrainingInputs) -> Fi
         shapes = model.weight_shapes.items()
         empty_weights = {name: torch.empty(clients, *shape, dtype=dtype) for name, shape in shapes}
         memory = training.optimizer.init(empty_weights)
-    data = prepare_block(model.inner, block, compact=False)
+    prepared = plan(model.inner, training.schedule, block, compact=False)
     params = masked_params_of(model, training, block, fields, memory)
     steps_before = params.steps.copy()
-    outputs, sampler = _train(model.inner, training, inputs, data, params)
-    report_training(model.inner, training, block, outputs.work)
+    outputs, sampler = _train(model.inner, training, inputs, prepared, params)
+    report_training(model.inner, training, prepared, outputs.work)
     report_masks(model, block, outputs.work)
     weights = masked_weights_of(model, training, block, params)
     final_memory = {}
@@ -604,27 +670,29 @@ def _train(
     model: Staged,
     training: Training,
     inputs: TrainingInputs,
-    data: BlockArrays,
+    prepared: Plan,
     params: arrays.ParamArrays,
 ) -> tuple[arrays.Filled, State]:
     """Train the weights in `params` in place; return outputs and the sampler's new state."""
-    flow = rule_of(training.schedule.neighbors)
+    schedule, block, data, shape = training.schedule, inputs.block, prepared.data, prepared.shape
+    flow = None if schedule.whole else rule_of(schedule.neighbors)
+    outputs = arrays.Filled(
+        loss=np.zeros(block.num_clients),
+        logits=np.empty((int(block.off[-1]), model.outputs), params.flat.dtype),
+        work=np.zeros((block.num_clients, 2 * len(model.stages) + 4), np.int64),
+    )
     if flow is not None:
-        return _train_flow(model, training, flow, inputs, data, params)
-    block, outputs = inputs.block, _empty_outputs(model, inputs.block, params)
+        return outputs, _train_flow(model, training, flow, inputs, prepared, params, outputs)
     seed, rule = np.uint64(inputs.key.value), step_rule(training)
-    shape = _kernel_shape(model, training.schedule, block)
-
-    step_arrays = StepArrays(data.rows, data.inputs, shape, rule)
+    step_arrays, steps_before = StepArrays(data.rows, data.inputs, shape, rule), params.steps.copy()
 
     def train(first: int, end: int) -> None:
         s, spare = _memory_of_thread(data, shape, rule, params, first, end)
         kernels.train(first, end, data.called, step_arrays, params, seed, outputs, s, spare)
 
-    before = params.steps.copy()
     run_in_threads(block, train)
     if shape.fanout is None:  # all steps of a client do the same
-        outputs.work[:] = (params.steps - before)[:, None] * _whole_counts(model, block)
+        outputs.work[:] = (params.steps - steps_before)[:, None] * prepared.counts
     return outputs, {}
 
 
@@ -633,13 +701,13 @@ def _train_flow(
     training: Training,
     flow: FlowRule,
     inputs: TrainingInputs,
-    data: BlockArrays,
+    prepared: Plan,
     params: arrays.ParamArrays,
-) -> tuple[arrays.Filled, State]:
-    """Do what `_train` does, on nodes that flow networks choose."""
-    block, outputs = inputs.block, _empty_outputs(model, inputs.block, params)
+    outputs: arrays.Filled,
+) -> State:
+    """Do what `_train` does, on nodes that flow networks choose; return their new state."""
+    block, data, shape = inputs.block, prepared.data, prepared.shape
     seed, rule = np.uint64(inputs.key.value), step_rule(training)
-    shape = _kernel_shape(model, with_full_fanout(model, training.schedule), block)
     networks = networks_of(flow, model, block, inputs.sampler)
     rows_without_own = data.rows._replace(own=np.zeros_like(data.rows.own))
     step_arrays = StepArrays(rows_without_own, data.inputs, shape, rule)
@@ -674,7 +742,7 @@ def _train_flow(
         )
 
     run_in_threads(block, train)
-    return outputs, networks.new_state()
+    return networks.new_state()
 
 
 def _memory_of_thread(
@@ -691,15 +759,6 @@ def _memory_of_thread(
     return s, arrays.spare(params, rule, len(s.rows))
 
 
-def _kernel_shape(model: Staged, schedule: Schedule, block: ClientBlock) -> arrays.ModelShape:
-    """Return model and schedule as kernels read them, worked out once where nothing is drawn."""
-    if not schedule.whole:
-        max_degree = int(block.adj.degree.max()) if len(block.row_key) else 0
-        return model_shape(model, schedule, max_degree)
-    name = ("shape", model, schedule.epochs)
-    return block.origin.once(name, arrays.ModelShape, lambda: model_shape(model, schedule))
-
-
 def _to_fitted(
     weights: dict[str, Stacked | Patched],
     memory: Memory,
@@ -713,24 +772,15 @@ def _to_fitted(
     return Fitted(weights, memory, loss, logits, torch.from_numpy(steps), sampler)
 
 
-def _empty_outputs(model: Staged, block: ClientBlock, params: arrays.ParamArrays) -> arrays.Filled:
-    """Return the arrays that training fills."""
-    return arrays.Filled(
-        loss=np.zeros(block.num_clients),
-        logits=np.empty((int(block.off[-1]), model.outputs), params.flat.dtype),
-        work=np.zeros((block.num_clients, 2 * len(model.stages) + 4), np.int64),
-    )
-
-
 def predict(model: Staged, weights: Mapping[str, Tensor], block: ClientBlock) -> Tensor:
     """Return logits (n, K) of one model for all clients."""
-    data = prepare_block(model, block, compact=isinstance(block.x, SparseRows))
+    prepared = plan(model, NO_STEPS, block, compact=isinstance(block.x, SparseRows))
+    data, shape = prepared.data, prepared.shape
     first = [weights[name].contiguous().numpy() for name in model.first_maps]
     w = arrays.Weights(
         first[0], first[-1], flatten_weights(model, {k: t[None] for k, t in weights.items()})[0]
     )
     logits = np.empty((int(block.off[-1]), model.outputs), w.flat.dtype)
-    shape = _kernel_shape(model, NO_STEPS, block)
 
     def run(start: int, end: int) -> None:
         clients, dtype = data.called.position[start:end], logits.dtype
@@ -739,5 +789,5 @@ def predict(model: Staged, weights: Mapping[str, Tensor], block: ClientBlock) ->
         kernels.predict(start, end, *inputs, w, logits, s)
 
     run_in_threads(block, run)
-    report_pass(model, block)
+    report_clients(prepared.pass_flops)
     return torch.from_numpy(logits)

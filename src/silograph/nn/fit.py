@@ -6,10 +6,11 @@ common ones in a fraction of the time.
 C: clients. n: rows. F: features. H: hidden width. U: used rows of the first weights.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
-from functools import lru_cache, partial
-from typing import Protocol, cast
+from functools import cached_property, lru_cache, partial
+from typing import NamedTuple, Protocol, cast
 
 import torch
 from torch import Tensor
@@ -31,7 +32,8 @@ from silograph.core.payload import (
     state_of,
     take_all,
 )
-from silograph.core.work import report_rows, report_spared, report_steps, work_for, work_of
+from silograph.core.text import state_of_fields
+from silograph.core.work import report_each, report_rows, report_spared, work_for, work_of
 from silograph.graph.block.block import ClientBlock, Rows, SparseRows
 from silograph.graph.csr import CSR
 from silograph.nn.conv import Params
@@ -105,11 +107,6 @@ def whole(value: Stacked | Patched) -> Tensor:
     return value.t.clone(memory_format=torch.contiguous_format)
 
 
-def only_bases(value: Stacked | Patched) -> bool:
-    """Whether no client has rows of its own in a weight."""
-    return isinstance(value, Patched) and len(value.t) == 0
-
-
 def joined_bases(fields: Sequence[Stacked | Patched]) -> tuple[Tensor, Tensor]:
     """Return all bases (G, ...) of M weights, and which of them each client has, (M, C) int64.
 
@@ -117,7 +114,7 @@ def joined_bases(fields: Sequence[Stacked | Patched]) -> tuple[Tensor, Tensor]:
     """
     bases, which, count = [], [], 0
     for value in fields:
-        if not isinstance(value, Patched) or not only_bases(value):
+        if not isinstance(value, Patched) or len(value.t):
             return value.t.new_empty(0, 0, 0), torch.empty(len(fields), 0, dtype=torch.int64)
         bases.append(value.base)
         which.append(value.which + count)
@@ -129,11 +126,11 @@ def starts_compact(model: ModelSizes, fields: StartFields, x: Rows) -> bool:
     """Whether clients differ from the bases only in rows of used features of the first weights."""
     if not isinstance(x, SparseRows):
         return False
-    return all(_is_compact(fields[name], x) for name in model.first_maps)
-
-
-def _is_compact(value: Stacked | Patched, x: SparseRows) -> bool:
-    return only_bases(value) or has_used_rows(value, x)
+    return all(
+        isinstance(fields[name], Patched)
+        and (not len(fields[name].t) or has_used_rows(fields[name], x))
+        for name in model.first_maps
+    )
 
 
 def has_used_rows(value: Tensor | Stacked | Patched, x: Rows) -> bool:
@@ -257,21 +254,25 @@ class Training:
     corrections: tuple[Correction, ...] = ()
     losses: tuple[LossTerm, ...] = ()
 
-    @property
+    __getstate__ = state_of_fields  # what is worked out from them is not pickled
+
+    @cached_property
     def alike(self) -> bool:
         """Whether weights that meet no data take one path at all clients."""
         return all(correction.alike for correction in self.corrections)
 
-    @property
+    @cached_property
+    def flops(self) -> Mapping[str, int]:
+        """Operations of a step for one parameter of each weight, without the data's gradient."""
+        corrections = sum(correction.flops for correction in self.corrections)
+        names = self.model.weight_shapes
+        return {name: self.optimizer.flops_of(name) + corrections for name in names}
+
+    @cached_property
     def step_flops(self) -> float:
         """Floating-point operations of a client's step, without the gradient of the data."""
         shapes = self.model.weight_shapes.items()
-        return float(sum(self.flops_of(n) * torch.Size(shape).numel() for n, shape in shapes))
-
-    def flops_of(self, name: str) -> int:
-        """Return the operations of a step for one parameter of a weight."""
-        corrections = sum(correction.flops for correction in self.corrections)
-        return self.optimizer.flops_of(name) + corrections
+        return float(sum(self.flops[name] * torch.Size(shape).numel() for name, shape in shapes))
 
     def of(self, clients: Tensor) -> "Training":
         """Return the training of the clients at these positions (k,) int64."""
@@ -340,6 +341,19 @@ class Fitted:
     def tensors(self) -> Params:
         """The weights as tensors (C, ...), whatever form they have."""
         return {name: dense(field) for name, field in self.weights.items()}
+
+
+class Trainer(NamedTuple):
+    """Trains the clients of a block by a training that it has been found to support.
+
+    Attributes:
+        fit: trains; see `silograph.nn.fit.fit`. Inputs have been checked by `check_fit`.
+        prepare: works out what all rounds of a block read besides weights; the last argument says
+            whether clients keep their optimizer's state.
+    """
+
+    fit: Callable[[Training, TrainingInputs], Fitted]
+    prepare: Callable[[Training, ClientBlock, bool], None]
 
 
 class TrainableModel(AnyModel, Protocol):
@@ -467,9 +481,38 @@ def features_for(block: ClientBlock, compact: bool) -> Rows:
     return SparseRows(block.x.used.csr, block.x.off, feature=block.x.used.feature)
 
 
-@dataclass(frozen=True)
-class Trainer:
-    """Trains the clients of a block together.
+@dataclass(eq=False)
+class _Step:
+    """A step of the clients of a block, or of the first A of them.
+
+    Attributes:
+        training: how they train.
+        live: what the step changes in place.
+        runs: ranges of clients whose optimizers have counted equally many steps.
+        inputs: what the pass reads.
+        targets: what it is to predict.
+        key: of the step.
+        clients: (A,) int64 whose work it is, of those of the call; None: all of them.
+        gates: of messages, see `Drawn`.
+        loss: (A,) mean losses, once the step is taken.
+        gate_gradients: the gradients of the gates, likewise.
+    """
+
+    training: Training
+    live: _StepState
+    runs: Sequence[tuple[int, int]]
+    inputs: Pass
+    targets: _Targets
+    key: Key
+    clients: Tensor | None
+    gates: Sequence[Tensor] = ()
+    loss: Tensor = field(default_factory=lambda: torch.empty(0))
+    gate_gradients: tuple[Tensor, ...] = ()
+
+
+@dataclass
+class StepPlan:
+    """Plans the steps of the clients of a block, who take them together.
 
     Attributes:
         model: what they train.
@@ -477,6 +520,7 @@ class Trainer:
         key: of the draws.
         compact: whether the first weights are trained as rows for the features that occur.
         keep: whether training continues from an optimizer state and returns it.
+        trained: the clients after all steps; those without training nodes are as they were.
     """
 
     model: Staged
@@ -484,28 +528,40 @@ class Trainer:
     key: Key
     compact: bool
     keep: bool
+    trained: InTraining = field(init=False)
 
-    def of(self, clients: Tensor) -> "Trainer":
-        """Return the trainer of the clients at these positions (k,) int64."""
-        return replace(self, training=self.training.of(clients))
+    def of(self, clients: Tensor) -> "StepPlan":
+        """Return the plan of the clients at these positions (k,) int64."""
+        own = self.training.of(clients)
+        return StepPlan(self.model, own, self.key, self.compact, self.keep)
 
-    def run(self, block: ClientBlock, start: InTraining) -> InTraining:
-        """Return the clients after training; those without training nodes are as they were."""
+    def steps(self, block: ClientBlock, start: InTraining) -> Iterator[_Step]:
+        """Yield every step when it is to be taken, and set `trained` after the last one."""
         schedule = self.training.schedule
         if not schedule.whole:
-            return self._train_in_plan_order(batch_plan(block, schedule.batch_size), start)
+            plan = batch_plan(block, schedule.batch_size)
+            if not plan.is_reordered:
+                yield from self._steps_on_batches(plan, start)
+                return
+            ordered = self.of(plan.order)
+            yield from ordered._steps_on_batches(plan, start.take(plan.order))
+            self.trained = ordered.trained.take(plan.inverse_order)
+            return
         active = (block.num_train > 0).nonzero()[:, 0]
         if len(active) == block.num_clients:
-            return self._train_on_all_rows(block, start)
-        if not len(active):
+            yield from self._steps_on_all_rows(block, start, None)
+        elif not len(active):
             zeros = torch.zeros(block.num_clients, dtype=torch.float64, device=block.off.device)
-            return replace(start, loss=zeros, steps=zeros.long().cpu())
-        with work_of(active):
-            part = self.of(active)._train_on_all_rows(block.take(active), start.take(active))
-        return start.put(part, active)
+            self.trained = replace(start, loss=zeros, steps=zeros.long().cpu())
+        else:
+            part = self.of(active)
+            yield from part._steps_on_all_rows(block.take(active), start.take(active), active)
+            self.trained = start.put(part.trained, active)
 
-    def _train_on_all_rows(self, block: ClientBlock, start: InTraining) -> InTraining:
-        """Take steps on all rows; every client has training nodes."""
+    def _steps_on_all_rows(
+        self, block: ClientBlock, start: InTraining, active: Tensor | None
+    ) -> Iterator[_Step]:
+        """Yield steps on all rows; every client has training nodes."""
         live, epochs = self._start_steps(start), self.training.schedule.epochs
         dtype = next(iter(live.weights.values())).dtype
         inputs = whole_pass(self.model, block, dtype)
@@ -516,24 +572,18 @@ class Trainer:
         loss = torch.empty(0)
         for epoch in range(epochs):
             key = self.key.fold("epoch", epoch, "batch", 0)
-            loss, _ = self._step(live, [(0, block.num_clients)], inputs, targets, key)
+            runs = [(0, block.num_clients)]
+            step = _Step(self.training, live, runs, inputs, targets, key, active)
+            yield step
+            loss = step.loss
         steps = torch.full((block.num_clients,), epochs)
-        return self._after_training(start, live, start.sampler, loss.double(), steps)
+        self.trained = _after_training(start, live, start.sampler, loss.double(), steps)
 
-    def _train_in_plan_order(self, plan: BatchPlan, start: InTraining) -> InTraining:
-        """Take steps on batches, with the clients in the order of the plan."""
-        if not plan.is_reordered:
-            return self._train_on_batches(plan, start)
-        return (
-            self.of(plan.order)
-            ._train_on_batches(plan, start.take(plan.order))
-            .take(plan.inverse_order)
-        )
-
-    def _train_on_batches(self, plan: BatchPlan, start: InTraining) -> InTraining:
-        """Let the clients that have a batch `number` take that step together, in every epoch."""
+    def _steps_on_batches(self, plan: BatchPlan, start: InTraining) -> Iterator[_Step]:
+        """Yield steps that the clients with a batch `number` take together, in every epoch."""
         live, state, block = self._start_steps(start), start.sampler, plan.block
-        schedule = self.training.schedule
+        schedule, neighbors = self.training.schedule, self.training.schedule.neighbors
+        sums_neighbors = [stage.conv.sums for stage in self.model.stages]
         loss = torch.zeros(block.num_clients, dtype=torch.float64, device=block.off.device)
         for epoch in range(schedule.epochs):
             loss, key = torch.zeros_like(loss), self.key.fold("epoch", epoch)
@@ -542,40 +592,27 @@ class Trainer:
                 # A fresh optimizer has counted as many steps for all in the first epoch.
                 counted_alike = epoch == 0 and not self.keep
                 runs = [(0, active)] if counted_alike else plan.groups(number)
-                seeds, off = plan.seeds(train, number)
-                with work_of(plan.order[:active]):
-                    part, step_key = live.part(0, active), key.fold("batch", number)
-                    # The caller's state must stay unchanged; later ones are our own.
-                    may_change_state = state is not start.sampler
-                    batch_loss, state = self._step_on_batch(
-                        block, part, runs, seeds, off, step_key, state, may_change_state
+                (seeds, off), members = plan.seeds(train, number), plan.order[:active]
+                part, step_key = live.part(0, active), key.fold("batch", number)
+                with work_of(members):
+                    x = self._first_rows(block, part)
+                    inputs, draws = sampled_pass(
+                        block, x, seeds, off, neighbors, step_key, sums_neighbors, state
                     )
-                loss[:active] += batch_loss.double() * off.diff() / block.num_train[:active]
-        return self._after_training(start, live, state, loss, plan.batches * schedule.epochs)
-
-    def _step_on_batch(
-        self,
-        block: ClientBlock,
-        live: _StepState,
-        runs: Sequence[tuple[int, int]],
-        seeds: Tensor,
-        off: Tensor,
-        key: Key,
-        state: State,
-        may_change_state: bool,
-    ) -> tuple[Tensor, State]:
-        """Take one step on rows `seeds` (s,) of the first A clients; see `_step` and `Signal`."""
-        neighbors = self.training.schedule.neighbors
-        clients = torch.arange(len(off) - 1, device=off.device)
-        sums_neighbors = [stage.conv.sums for stage in self.model.stages]
-        x = self._first_rows(block, live)
-        inputs, draws = sampled_pass(block, x, seeds, off, neighbors, key, sums_neighbors, state)
-        trainer = self if len(clients) == block.num_clients else self.of(clients)
-        targets = _Targets(None, seeds, block.y[seeds], off, block.class_weight)
-        gates = [drawn.gate for _, drawn in draws if drawn.gate is not None]
-        loss, gate_gradients = trainer._step(live, runs, inputs, targets, key, gates)
-        signal = Signal(clients, draws, loss, key, may_change_state, gate_gradients)
-        return loss, neighbors.learn(block, state, signal)
+                clients = torch.arange(active, device=off.device)
+                own = self.training if active == block.num_clients else self.training.of(clients)
+                targets = _Targets(None, seeds, block.y[seeds], off, block.class_weight)
+                gates = [drawn.gate for _, drawn in draws if drawn.gate is not None]
+                step = _Step(own, part, runs, inputs, targets, step_key, members, gates)
+                yield step
+                # The caller's state must stay unchanged; later ones are our own.
+                is_own = state is not start.sampler
+                signal = Signal(clients, draws, step.loss, step_key, is_own, step.gate_gradients)
+                with work_of(members):
+                    state = neighbors.learn(block, state, signal)
+                loss[:active] += step.loss.double() * off.diff() / block.num_train[:active]
+        steps = plan.batches * schedule.epochs
+        self.trained = _after_training(start, live, state, loss, steps)
 
     def _first_rows(self, block: ClientBlock, live: _StepState) -> Rows:
         """Return features for the weights that these clients hold."""
@@ -596,67 +633,37 @@ class Trainer:
         off = {name: f.off for name, f in clients.weights.items() if isinstance(f, Ragged)}
         return _StepState(weights, start, memory, off)
 
-    def _after_training(
-        self, start: InTraining, live: _StepState, sampler: State, loss: Tensor, steps: Tensor
-    ) -> InTraining:
-        weights = {name: replace(f, t=live.weights[name]) for name, f in start.weights.items()}
-        memory: TrainingFields = {name: Stacked(live.memory[name]) for name in start.memory}
-        return InTraining(weights, memory, sampler, loss, steps)
 
-    def _step(
-        self,
-        live: _StepState,
-        runs: Sequence[tuple[int, int]],
-        inputs: Pass,
-        targets: _Targets,
-        key: Key,
-        gates: Sequence[Tensor] = (),
-    ) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """Take one step in place; return mean losses (A,) and the gradients of the gates.
+def _after_training(
+    start: InTraining, live: _StepState, sampler: State, loss: Tensor, steps: Tensor
+) -> InTraining:
+    weights = {name: replace(f, t=live.weights[name]) for name, f in start.weights.items()}
+    memory: TrainingFields = {name: Stacked(live.memory[name]) for name in start.memory}
+    return InTraining(weights, memory, sampler, loss, steps)
 
-        Args:
-            live: the A clients that take it.
-            runs: ranges of clients whose optimizers have counted equally many steps.
-            inputs: what the pass reads.
-            targets: what it is to predict.
-            key: of the step.
-            gates: of messages, see `Drawn`.
-        """
-        leaves = {name: w.detach().requires_grad_() for name, w in live.weights.items()}
-        total = segment_sum(self._losses(leaves, inputs, targets, key), targets.off)
-        loss = total / targets.off.diff()
-        # Clients share no weight, so the gradient of the sum holds each client's own.
-        gradients = torch.autograd.grad(loss.sum(), [*leaves.values(), *gates])
-        grads = dict(zip(leaves, gradients, strict=False))
-        grads = self.training.correct(grads, live.weights, live.start)
-        report_steps(self.training.step_flops)
-        for a, b in runs:
-            part = live.part(a, b)
-            self.training.optimizer.step_(part.weights, live.slices(grads, a, b), part.memory)
-        return loss.detach(), gradients[len(leaves) :]
 
-    def _losses(self, leaves: Params, inputs: Pass, targets: _Targets, key: Key) -> Tensor:
-        """Return the loss of each target, (t,)."""
-        model, losses = self.model, self.training.losses
-        if not losses:
-            logits = _target_rows(targets, forward_pass(model, leaves, inputs, key))
-            report_rows(targets.off, LOSS_FLOPS * model.outputs)
-            return label_losses(model, logits, targets.y, targets.off, targets.class_weight)
-        outputs = embedded_pass(model, leaves, inputs, key)
-        logits, embeddings = (_target_rows(targets, t) for t in outputs)
+def _losses(model: Staged, step: _Step, leaves: Params) -> Tensor:
+    """Return the loss of each target of a step, (t,)."""
+    losses, targets = step.training.losses, step.targets
+    if not losses:
+        logits = _target_rows(targets, forward_pass(model, leaves, step.inputs, step.key))
         report_rows(targets.off, LOSS_FLOPS * model.outputs)
-        target_losses = label_losses(model, logits, targets.y, targets.off, targets.class_weight)
-        nodes = StepNodes(embeddings, logits, targets.y, targets.row, targets.off)
-        for term in losses:
-            extra_losses = term(nodes)
-            if extra_losses.shape != target_losses.shape:
-                raise ConfigError(
-                    f"expected a loss {tuple(target_losses.shape)} of {type(term).__name__}, one "
-                    f"for each node, got {tuple(extra_losses.shape)}"
-                )
-            report_rows(targets.off, term.flops(embeddings.shape[1]))
-            target_losses = target_losses + extra_losses
-        return target_losses
+        return label_losses(model, logits, targets.y, targets.off, targets.class_weight)
+    outputs = embedded_pass(model, leaves, step.inputs, step.key)
+    logits, embeddings = (_target_rows(targets, t) for t in outputs)
+    report_rows(targets.off, LOSS_FLOPS * model.outputs)
+    target_losses = label_losses(model, logits, targets.y, targets.off, targets.class_weight)
+    nodes = StepNodes(embeddings, logits, targets.y, targets.row, targets.off)
+    for term in losses:
+        extra_losses = term(nodes)
+        if extra_losses.shape != target_losses.shape:
+            raise ConfigError(
+                f"expected a loss {tuple(target_losses.shape)} of {type(term).__name__}, one "
+                f"for each node, got {tuple(extra_losses.shape)}"
+            )
+        report_rows(targets.off, term.flops(embeddings.shape[1]))
+        target_losses = target_losses + extra_losses
+    return target_losses
 
 
 def label_losses(
@@ -700,22 +707,40 @@ def fit(model: Staged, training: Training, inputs: TrainingInputs) -> Fitted:
     get no gradient from data: they follow one path from each base, which is worked out once.
     """
     block, memory = inputs.block, inputs.memory
+    # 1. Copy the weights that steps change in place.
     fields = start_fields(model, inputs.start, block.num_clients)
     compact = memory is None and training.alike and starts_compact(model, fields, block.x)
     weight_fields = copy_start(model, block, fields, compact=compact)
     optimizer_memory: TrainingFields = {
         name: Stacked(own_copy(m)) for name, m in whole_memory(memory or {}).items()
     }
-    trainer = Trainer(model, training, inputs.key, compact=compact, keep=memory is not None)
-    trained = trainer.run(block, InTraining(weight_fields, optimizer_memory, inputs.sampler))
-    weight_fields, optimizer_memory = trained.weights, trained.memory
-    tensors = {name: f.t for name, f in weight_fields.items()}
+    start = InTraining(weight_fields, optimizer_memory, inputs.sampler)
+    # 2. Take the steps of all epochs.
+    plan = StepPlan(model, training, inputs.key, compact=compact, keep=memory is not None)
+    for step in plan.steps(block, start):
+        with nullcontext() if step.clients is None else work_of(step.clients):
+            live, off, own = step.live, step.targets.off, step.training
+            leaves = {name: w.detach().requires_grad_() for name, w in live.weights.items()}
+            loss = segment_sum(_losses(model, step, leaves), off) / off.diff()
+            # Clients share no weight, so the gradient of the sum holds each client's own.
+            gradients = torch.autograd.grad(loss.sum(), [*leaves.values(), *step.gates])
+            grads = own.correct(
+                dict(zip(leaves, gradients, strict=False)), live.weights, live.start
+            )
+            report_each(own.step_flops, Kind.OPTIMIZER)
+            for a, b in step.runs:
+                part = live.part(a, b)
+                own.optimizer.step_(part.weights, live.slices(grads, a, b), part.memory)
+            step.loss, step.gate_gradients = loss.detach(), gradients[len(leaves) :]
+    trained = plan.trained
+    # 3. Predict, and return weights as others read them.
+    tensors = {name: f.t for name, f in trained.weights.items()}
     with torch.no_grad(), work_for(Kind.EVALUATION):
         dtype = next(iter(tensors.values())).dtype
         inputs_at_end = replace(whole_pass(model, block, dtype), x=features_for(block, compact))
         logits = forward_pass(model, tensors, inputs_at_end, None)
-    weights = _trained_weights(training, block, fields, weight_fields, trained.steps)
-    final_memory = {name: f.t for name, f in optimizer_memory.items()}
+    weights = _trained_weights(training, block, fields, trained.weights, trained.steps)
+    final_memory = {name: f.t for name, f in trained.memory.items()}
     return Fitted(
         weights, final_memory, trained.loss.to(logits.dtype), logits, trained.steps, trained.sampler
     )
@@ -764,7 +789,7 @@ def _trained_weights(
             weights[name] = f
         else:
             assert isinstance(block.x, SparseRows)  # only then are there used rows
-            path, flops = partial(untouched_rows_after, training), training.flops_of(name)
+            path, flops = partial(untouched_rows_after, training), training.flops[name]
             weights[name] = patched(path, fields[name], f.t, block.x, steps, flops)
     return weights
 
@@ -821,9 +846,30 @@ def dtype_of(block: ClientBlock) -> torch.dtype:
 
 def check_fit(training: Training, inputs: TrainingInputs) -> None:
     """Raise `ProtocolError` unless a block can be trained from these weights and this state."""
-    model, block = training.model, inputs.block
-    check_start(model, inputs.start, block)
-    check_labels(model, block)
+    model, block, start, origin = training.model, inputs.block, inputs.start, inputs.block.origin
+    shapes, clients = _expected_shapes(model, start, block), block.num_clients
+    values, of_tensors = origin.adj.values, None  # tensors are shared by all, or (C, ...) of each
+    assert values is not None  # blocks carry values of the run's dtype
+    dtype = values.dtype
+    for name, shape in shapes.items():
+        match start[name]:
+            case Tensor() as w:
+                if of_tensors is None:
+                    of_tensors = (clients,) if w.dim() > len(shape) else ()
+                if w.shape != of_tensors + shape or w.dtype is not dtype:
+                    _raise_misfit(name, w, of_tensors + shape, dtype, ANOTHER)
+            case Stacked(t) if t.shape != (clients, *shape) or t.dtype is not dtype:
+                _raise_misfit(name, t, (clients, *shape), dtype, ANOTHER)
+            case Patched(base) as field:
+                if base.shape[1:] != shape or base.dtype is not dtype or not len(base):
+                    _raise_misfit(name, base, (max(len(base), 1), *shape), dtype, ANOTHER)
+                problem = patched_problem(field, clients)
+                if problem is None and field.t.dtype is not dtype:
+                    problem = f"rows of {dtype}, got {field.t.dtype}"
+                if problem:
+                    raise ProtocolError(f"expected {problem} for {name} where training starts")
+    if ("labels", model.task, model.outputs) not in origin.memo:
+        check_labels(training, origin)  # once for all clients, not anew for those of each call
     if inputs.memory is not None:
         check_memory(model, training.optimizer, inputs.memory, block)
 
@@ -840,25 +886,6 @@ def check_weights(
         shared: whether weights must be shared.
     """
     _check_slices(_expected_shapes(model, weights, block), weights, block, shared=shared)
-
-
-def check_start(model: AnyModel, start: Start, block: ClientBlock) -> None:
-    """Raise `ProtocolError` unless training can start from these weights of a block's clients."""
-    shapes, dtype = _expected_shapes(model, start, block), dtype_of(block)
-    tensors = {name: w for name, w in start.items() if isinstance(w, Tensor)}
-    _check_slices({n: s for n, s in shapes.items() if n in tensors}, tensors, block, shared=False)
-    for name, shape in shapes.items():
-        match start[name]:
-            case Stacked(t) if t.shape != (block.num_clients, *shape) or t.dtype is not dtype:
-                _raise_misfit(name, t, (block.num_clients, *shape), dtype, ANOTHER)
-            case Patched(base) as field:
-                if base.shape[1:] != shape or base.dtype is not dtype or not len(base):
-                    _raise_misfit(name, base, (max(len(base), 1), *shape), dtype, ANOTHER)
-                problem = patched_problem(field, block.num_clients)
-                if problem is None and field.t.dtype is not dtype:
-                    problem = f"rows of {dtype}, got {field.t.dtype}"
-                if problem:
-                    raise ProtocolError(f"expected {problem} for {name} where training starts")
 
 
 def _expected_shapes(
@@ -925,13 +952,13 @@ def check_memory(model: AnyModel, optimizer: Optimizer, memory: Memory, block: C
         )
 
 
-def check_labels(model: AnyModel, block: ClientBlock) -> None:
-    """Raise `ProtocolError` unless training rows have labels that the model has outputs for."""
-    block = block.origin  # once for all clients, not anew for those of each call
-    name = ("labels", model.task, model.outputs)
-    if name in block.memo:
-        return
-    weight = block.class_weight
+def check_labels(training: Training, block: ClientBlock, keep_optimizer: bool = False) -> None:
+    """Raise `ProtocolError` unless training rows have labels that the model has outputs for.
+
+    It is all that torch needs as `Trainer.prepare`.
+    """
+    del keep_optimizer
+    model, weight = training.model, block.class_weight
     if weight is not None and weight.shape != (model.outputs,):
         raise ProtocolError(
             f"expected a weight for each of {model.outputs} classes, got {tuple(weight.shape)}"
@@ -951,7 +978,7 @@ def check_labels(model: AnyModel, block: ClientBlock) -> None:
                 f"expected labels of training rows in 0 to {model.outputs - 1}, got "
                 f"{smallest} to {largest}: the model is for fewer classes"
             )
-    block.memo[name] = True
+    block.memo["labels", model.task, model.outputs] = True
 
 
 def check_places(positions: Ragged, off: Tensor, what: str) -> Tensor:

@@ -13,8 +13,9 @@ import torch
 from torch import Tensor
 
 from silograph.core.errors import ProtocolError
+from silograph.core.kinds import Kind
 from silograph.core.payload import Ragged, Stacked, State, StateField
-from silograph.core.work import report_clients, report_steps
+from silograph.core.work import report_clients
 from silograph.graph.block.block import ClientBlock, SparseRows
 from silograph.nn.conv import Conv
 from silograph.nn.fit import Schedule, dtype_of
@@ -58,7 +59,7 @@ class FlowNetworks:
             return self.state
         steps_before = self.state["steps"].t
         steps_taken = torch.from_numpy(flows.steps) - steps_before.long()
-        report_steps(steps_taken * _step_flops(self.rule, self.state))
+        report_clients(steps_taken * _step_flops(self.rule, self.state), Kind.OPTIMIZER)
         new_state: dict[str, Stacked | Ragged] = {}
         rows = flows.rows, flows.first_rows, flows.second_rows
         flat = flows.flat, flows.first_flat, flows.second_flat

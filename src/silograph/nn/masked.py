@@ -21,7 +21,6 @@ from silograph.graph.block.block import ClientBlock, Rows
 from silograph.graph.graph import LabelForm
 from silograph.nn import fit
 from silograph.nn.conv import Conv, Messages, Params, Scales
-from silograph.nn.fit import Fitted, Training, TrainingInputs
 from silograph.nn.forward import NO_TABLES, Stage, forward_pass, whole_pass
 from silograph.nn.model import Model
 
@@ -274,9 +273,7 @@ class Masked:
             for name in self.inner.weight_shapes
         }
 
-    def fit(self, training: Training, inputs: TrainingInputs) -> Fitted:
-        """Train every client of a block; see `silograph.nn.fit.fit`."""
-        return fit.fit(self, training, inputs)
+    fit = fit.fit
 
     def first_tables(self, block: ClientBlock, key: Key) -> State:
         """There are no tables."""

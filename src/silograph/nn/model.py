@@ -34,7 +34,6 @@ from silograph.nn.conv import (
     Propagation,
     Scales,
 )
-from silograph.nn.fit import Fitted, Training, TrainingInputs
 from silograph.nn.forward import (
     NO_TABLES,
     Stage,
@@ -118,7 +117,7 @@ class Model:
         way = "" if self.directed == "none" else f" with directed={self.directed}"
         return f"model {self.conv}{way}"
 
-    @property
+    @cached_property
     def staged(self) -> "Model":
         """The model itself."""
         return self
@@ -149,7 +148,7 @@ class Model:
             weights = self.init_weights(Key.of(0), torch.float32)
         return MappingProxyType({name: tuple(w.shape) for name, w in weights.items()})
 
-    @property
+    @cached_property
     def first_maps(self) -> tuple[str, ...]:
         """Names of the weights that meet the features, and meet them linearly."""
         return tuple(f"0.{name}" for name in self.stages[0].conv.maps)
@@ -182,9 +181,7 @@ class Model:
         dtype = next(iter(weights.values())).dtype
         return forward_pass(self, weights, whole_pass(self, block, dtype), key)
 
-    def fit(self, training: Training, inputs: TrainingInputs) -> Fitted:
-        """Train every client of a block; see `silograph.nn.fit.fit`."""
-        return fit.fit(self, training, inputs)
+    fit = fit.fit
 
     def first_tables(self, block: ClientBlock, key: Key) -> State:
         """There are no tables."""

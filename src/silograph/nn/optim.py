@@ -64,11 +64,6 @@ def _groups(names: Iterable[str], weight_decay: float, layers: DecayLayers) -> l
     return [g for g in (_Group(first, weight_decay), _Group(later, 0.0)) if g.names]
 
 
-def _decay_flops(name: str, weight_decay: float, layers: DecayLayers) -> int:
-    """Return the operations of weight decay for one parameter of a weight."""
-    return 2 * (weight_decay > 0 and (layers == "all" or name.startswith(FIRST)))
-
-
 class Optimizer(Protocol):
     """An optimizer as a value; its state is explicit.
 
@@ -107,8 +102,8 @@ class SGD:
 
     def flops_of(self, name: str) -> int:
         """Return 2 operations each for the step, weight decay and momentum."""
-        decay = _decay_flops(name, self.weight_decay, self.decay_layers)
-        return 2 + decay + 2 * (self.momentum > 0)
+        decays = self.weight_decay > 0 and (self.decay_layers == "all" or name.startswith(FIRST))
+        return 2 + 2 * decays + 2 * (self.momentum > 0)
 
     def init(self, weights: Mapping[str, Tensor]) -> Params:
         """Return zero velocities; torch's first step, v = g, gives the same."""
@@ -165,7 +160,8 @@ class Adam:
 
     def flops_of(self, name: str) -> int:
         """Return the operations of a step, and 2 for weight decay."""
-        return ADAM_FLOPS + _decay_flops(name, self.weight_decay, self.decay_layers)
+        decays = self.weight_decay > 0 and (self.decay_layers == "all" or name.startswith(FIRST))
+        return ADAM_FLOPS + 2 * decays
 
     def init(self, weights: Mapping[str, Tensor]) -> Params:
         """Return zero moments and zero steps."""

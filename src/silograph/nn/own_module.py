@@ -26,7 +26,7 @@ from silograph.core.key import Key
 from silograph.core.kinds import Kind
 from silograph.core.payload import NO_STATE, Patched, Stacked, State
 from silograph.core.text import state_of_fields
-from silograph.core.work import report_each, report_steps, work_for
+from silograph.core.work import report_each, work_for
 from silograph.graph.block.block import ClientBlock, SparseRows
 from silograph.graph.graph import LabelForm
 from silograph.nn.conv import Params
@@ -371,7 +371,7 @@ def _train_client(model: ModuleModel, training: Training, inputs: TrainingInputs
             )
             grads = {name: g[None] for name, g in gradients.items()}
             optimizer.step_(weights, training.correct(grads, weights, start), state)
-            report_steps(training.step_flops)
+            report_each(training.step_flops, Kind.OPTIMIZER)
             steps += 1
             total = total + loss.double() * len(seeds) / block.num_train
     with torch.no_grad(), work_for(Kind.EVALUATION):

@@ -32,11 +32,12 @@ from silograph.nn.segment import sparse_product
 from silograph.nn.shared_items import BIAS, EMBEDDING
 
 
-def fit(model: RatingModel, training: Training, inputs: TrainingInputs) -> Fitted:
+def fit(training: Training, inputs: TrainingInputs) -> Fitted:
     """Train one client; see `fit_pairs`."""
-    return fit_pairs(
-        model, training, inputs, CompiledPasses(model, require_one_client(inputs.block))
-    )
+    model = training.model
+    assert isinstance(model, RatingModel)  # see `CompiledBackend.trainer`
+    passes = CompiledPasses(model, require_one_client(inputs.block))
+    return fit_pairs(model, training, inputs, passes)
 
 
 def predict(

@@ -16,7 +16,7 @@ from silograph.core.errors import ProtocolError
 from silograph.core.key import Key
 from silograph.core.kinds import Kind
 from silograph.core.payload import Patched, Ragged, Stacked, State, offsets
-from silograph.core.work import report_each, report_steps, work_for
+from silograph.core.work import report_each, work_for
 from silograph.graph.block.block import (
     UNSEEN,
     ClientBlock,
@@ -387,7 +387,7 @@ def _train(
             corrected = training.correct({n: grads[n] for n in weights}, weights, start)
             optimizer.step_(values, grads | corrected, state)
             report_each(model.flops(block, len(seeds), passes=3))
-            report_steps(training.step_flops + table_flops)
+            report_each(training.step_flops + table_flops, Kind.OPTIMIZER)
             steps += 1
             total = total + loss * len(seeds) / block.num_train
     return total, steps

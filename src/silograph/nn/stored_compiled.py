@@ -16,13 +16,15 @@ from torch import Tensor
 
 from silograph.core.errors import ProtocolError
 from silograph.core.key import Key
+from silograph.core.kinds import Kind
 from silograph.core.payload import Ragged, Stacked, offsets, owners
-from silograph.core.work import report_clients, report_steps
+from silograph.core.work import report_clients
 from silograph.graph.block.block import ClientBlock, SparseRows
 from silograph.nn.conv import Conv
 from silograph.nn.fit import LOSS_FLOPS, Schedule, Training, TrainingFields
 from silograph.nn.forward import Staged
 from silograph.nn.kernel_block import (
+    BlockArrays,
     contiguous,
     flatten_weights,
     later_names,
@@ -32,6 +34,7 @@ from silograph.nn.kernel_block import (
     step_rule,
     unflatten_weights,
 )
+from silograph.nn.kernels import arrays
 from silograph.nn.kernels import stored as kernels
 from silograph.nn.model import scales_of
 from silograph.nn.segment import segment_sum
@@ -62,6 +65,18 @@ def unpack_weights(model: Staged, fields: TrainingFields) -> TrainingFields:
     return new
 
 
+def prepare(
+    model: Staged, block: ClientBlock, *, compact: bool
+) -> tuple[BlockArrays, arrays.ModelShape]:
+    """Return block and model as the kernels read them, worked out once.
+
+    `compact`: whether weights of a client are its used rows; where features are dense it has all.
+    """
+    data = prepare_block(model, block, compact=compact and isinstance(block.x, SparseRows))
+    name = ("stored rows", model)
+    return data, block.origin.once(name, arrays.ModelShape, lambda: model_shape(model, Schedule(1)))
+
+
 def train_(
     model: Staged,
     training: Training,
@@ -89,7 +104,7 @@ def train_(
         ProtocolError: weights, moments or stored rows are not those of the model and block.
     """
     compact = isinstance(fields[f"weights/{model.first_maps[0]}"], Ragged)
-    data, stages = prepare_block(model, block, compact=compact), stored_stages(model)
+    (data, shape), stages = prepare(model, block, compact=compact), stored_stages(model)
     check_fields(model, training, fields, block.num_clients, int(data.called.used_off[-1]))
     check_stored(model, stored, block)
     flat_weights = fields[f"weights/{FLAT}"].t
@@ -99,7 +114,7 @@ def train_(
     batch_arrays = _arrange_batches(model, block, batches, stored, own_rows, keys)
     w, m1, m2 = (_tensors_of_kind(model, fields, kind) for kind in _weight_and_moment_kinds(fields))
     clients = kernels.TrainingArrays(w, m1, m2, fields[STEPS].t.numpy())
-    rule, shape = step_rule(training), model_shape(model, Schedule(1))
+    rule = step_rule(training)
 
     def train(first: int, end: int) -> None:
         kernels.train_stored(
@@ -111,7 +126,7 @@ def train_(
         stored.own[number].copy_(part)
     for batch in batches:
         report_clients(_step_flops(model, block, batch))
-        report_steps((batch.batch.off.diff() > 0).double() * training.step_flops)
+        report_clients((batch.batch.off.diff() > 0).double() * training.step_flops, Kind.OPTIMIZER)
     losses: tuple[Tensor, ...] = torch.from_numpy(batch_arrays.loss).split(
         [len(batch.batch.rows) for batch in batches]
     )

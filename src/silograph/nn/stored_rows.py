@@ -27,8 +27,9 @@ import torch
 from torch import Tensor
 
 from silograph.core.key import Key
+from silograph.core.kinds import Kind
 from silograph.core.payload import Patched, Ragged, Stacked, from_bases, offsets, take_all
-from silograph.core.work import report_entries, report_rows, report_steps
+from silograph.core.work import report_each, report_entries, report_rows
 from silograph.graph.block.block import ClientBlock, Rows, SparseRows, extended
 from silograph.graph.csr import CSR
 from silograph.nn.conv import Conv, Messages, Params, convolve
@@ -646,7 +647,7 @@ def step_(
             share = torch.repeat_interleave(1 / counts.to(losses.dtype), counts)
         # Clients share no weight, so the gradient of the sum holds each client's own.
         gradients = torch.autograd.grad((losses * share).sum(), list(leaves.values()))
-    report_steps(training.step_flops)
+    report_each(training.step_flops, Kind.OPTIMIZER)
     memory = {k.removeprefix("memory/"): f.t for k, f in fields.items() if k.startswith("memory/")}
     optimizer_state = memory | {STEPS: fields[STEPS].t[:1].float()}
     training.optimizer.step_(weights, dict(zip(leaves, gradients, strict=True)), optimizer_state)
@@ -676,6 +677,6 @@ def finish_training(
                 from_bases(base[name][None], base_of_client),
                 partial(untouched_rows_after, training),
             )
-            flops = training.flops_of(name)
+            flops = training.flops[name]
             weights[name] = patched(path, start, w, block.x, fields[STEPS].t, flops)
     return weights

@@ -60,9 +60,10 @@ from torch.nn.functional import logsigmoid
 
 from silograph.core.config import STRICT
 from silograph.core.key import Key
+from silograph.core.kinds import Kind
 from silograph.core.payload import Ragged, Stacked, State, StateField, offsets
 from silograph.core.setting_values import choice, log
-from silograph.core.work import report_entries, report_rows, report_steps
+from silograph.core.work import report_clients, report_entries, report_rows
 from silograph.federation.field_specs import FieldSpec, FieldSpecs
 from silograph.graph.block.block import ClientBlock, SparseRows
 from silograph.graph.csr import CSR
@@ -637,7 +638,7 @@ class FedGrains(FlowRule):
         rows = state["features"]
         assert isinstance(rows, Ragged)  # see `specs`
         sizes = rows.off.diff()[clients] * self.width + fixed
-        report_steps(sizes.double().cpu() * Adam(self.lr).flops_of(""))
+        report_clients(sizes.double().cpu() * Adam(self.lr).flops_of(""), Kind.OPTIMIZER)
 
     @property
     def _network(self) -> tuple[str, ...]:

@@ -23,7 +23,7 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
 from silograph.core.errors import ProtocolError
-from silograph.core.payload import offsets, owners, rows_of
+from silograph.core.payload import Ragged, offsets, owners, rows_of
 from silograph.graph.block.block import ClientBlock, seen_rows
 from silograph.graph.graph import MISSING, LabelForm, label_form
 
@@ -196,6 +196,10 @@ class Judges:
     task: LabelForm
     truth: Truth
     seen: Tensor | None = None
+
+    def select(self, values: Tensor) -> Ragged:
+        """Return what the state holds of values (n, ...) of all rows."""
+        return Ragged(values.index_select(0, self.rows), self.off)
 
 
 def judges_of(block: ClientBlock) -> Judges:

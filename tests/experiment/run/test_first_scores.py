@@ -29,13 +29,13 @@ def rest(fed: Any, cfg: Any, state: Any, t: int, key: Any) -> Any:
 def before(monkeypatch: pytest.MonkeyPatch) -> list[JudgedRound | None]:
     """The scores that were there before each round."""
     found: list[JudgedRound | None] = []
-    real = loop._run_round
+    real = loop.begin_round
 
     def spy(setup: Any, selection: Any, snapshot: Any, clock: Any) -> Any:
         found.append(snapshot.scores)
         return real(setup, selection, snapshot, clock)
 
-    monkeypatch.setattr(loop, "_run_round", spy)
+    monkeypatch.setattr(loop, "begin_round", spy)
     return found
 
 

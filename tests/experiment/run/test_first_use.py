@@ -11,15 +11,18 @@ import numpy as np
 import silograph as sg
 from silograph.experiment.run import run as loop
 
-run_round, new = loop._run_round, set()
+begin, finish, before, new = loop.begin_round, loop.finish_round, set(), set()
 
-def watched(*given):
-    before = set(sys.modules)
-    found = run_round(*given)
+def begin_watched(*given):
+    before.update(sys.modules)
+    return begin(*given)
+
+def finish_watched(*given):
+    found = finish(*given)
     new.update(name for name in set(sys.modules) - before if not name.startswith("silograph"))
     return found
 
-loop._run_round = watched
+loop.begin_round, loop.finish_round = begin_watched, finish_watched
 numbers = np.arange(60)
 ring = np.stack([numbers, (numbers + 1) % 60])
 graph = sg.from_arrays(edge_index=ring, x=np.eye(60)[:, :7], y=numbers % 3)

@@ -24,7 +24,7 @@ from silograph.experiment.run.result import Result
 from silograph.experiment.run.result_folder import ResultFolder
 from silograph.experiment.run.run import first_snapshot
 from silograph.experiment.run.setup import Setup
-from silograph.experiment.run.snapshot import identity
+from silograph.experiment.run.snapshot import identity, to_checkpoint
 from silograph.graph.graph import Graph, Split, fingerprint
 from silograph.methods import METHODS
 
@@ -413,6 +413,7 @@ def test_fingerprints_tell_graphs_apart(make_graph: Callable[..., Graph]) -> Non
 )
 def test_when_a_checkpoint_is_due(
     make_graph: Callable[..., Graph],
+    monkeypatch: pytest.MonkeyPatch,
     every: int | None,
     number: int,
     idle: float,
@@ -422,7 +423,10 @@ def test_when_a_checkpoint_is_due(
     """By default writing takes a tenth of the time at most, after the first and the last one."""
     setup = setup_of(make_graph(), METHODS["fedavg"], rounds=6, checkpoint_every=every)
     at = replace(first_snapshot(setup), round=number)
-    assert loop._is_due(setup.config, at, idle, took) is due
+    writer = loop.CheckpointWriter(setup, None)
+    writer._last, writer._seconds = -idle, took
+    monkeypatch.setattr(loop, "time", SimpleNamespace(monotonic=lambda: 0.0))
+    assert writer._is_due(at) is due
 
 
 def test_checkpoints_by_the_clock(
@@ -433,12 +437,12 @@ def test_checkpoints_by_the_clock(
     monkeypatch.setattr(loop, "time", SimpleNamespace(monotonic=lambda: next(now)))
     options = {**OPTIONS, "rounds": 40, "checkpoint_every": None}
     written: list[int] = []
-    write = loop._write_checkpoint
+    make = to_checkpoint
 
-    def noted(setup: Any, snapshot: Any, folder: Any) -> None:
+    def noted(setup: Any, snapshot: Any, *rest: Any) -> Any:
         written.append(snapshot.round)
-        write(setup, snapshot, folder)
+        return make(setup, snapshot, *rest)
 
-    monkeypatch.setattr(loop, "_write_checkpoint", noted)
+    monkeypatch.setattr(loop, "to_checkpoint", noted)
     sg.run(make_graph(), **options, out=str(tmp_path / "run"))
     assert written == [1, 11, 21, 31, 40]  # one look a round, and ten times what one takes

@@ -74,7 +74,7 @@ def test_a_resumed_run_has_the_bits_of_an_uninterrupted_one(
     whole = go(graph, kernels=kernels, **SETTINGS)
     from silograph.experiment.run import run as loop
 
-    real, rounds = loop._run_round, iter(range(10))
+    real, rounds = loop.begin_round, iter(range(10))
 
     def stopped(*arguments: Any) -> Any:
         if next(rounds) == 2:
@@ -82,7 +82,7 @@ def test_a_resumed_run_has_the_bits_of_an_uninterrupted_one(
         return real(*arguments)
 
     with monkeypatch.context() as patch:
-        patch.setattr(loop, "_run_round", stopped)
+        patch.setattr(loop, "begin_round", stopped)
         with pytest.raises(KeyboardInterrupt):
             go(graph, kernels=kernels, out=str(tmp_path / "run"), **SETTINGS)
     again = sg.resume(tmp_path / "run", graph=graph)

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from silograph.core.config import RunConfig, make_config, with_keywords
 from silograph.core.errors import ConfigError, StateError, TrainingError
+from silograph.core.key import Key
 from silograph.core.numeric_state import standard_numerics, torch_threads
 from silograph.core.payload import Shared, with_prefix
 from silograph.core.resolved_config import ResolvedConfig, training_key
@@ -552,11 +553,15 @@ def train(
                 setup.method.name, snapshot.round, path, setup.partition_hash, versions()
             )
             trackers.begin(replace(config, out=path), facts)
-        # How long the last checkpoint took to write, and when it was complete.
-        checkpoint_seconds, checkpoint_time = 0.0, time.monotonic()
+        method, checkpoints = setup.method, CheckpointWriter(setup, folder)
         while snapshot.round < config.rounds and snapshot.stopped is None:
             try:
-                after, scored_rows = _run_round(setup, selection, snapshot, clock)
+                begun = begin_round(setup, selection, snapshot, clock)
+                # The method sees its own memory only, not that of selection and control.
+                own, t = without_parts(snapshot.state), begun.t
+                with at_server(written_function(method.round), f"method {method.name}", t):
+                    trained = method.round(federation, begun.cfg, own, t, begun.key)
+                after, scored_rows = finish_round(setup, selection, snapshot, begun, *trained)
                 # Clients keep their states of rounds with a checkpoint, and of the best one, which
                 # they are sent when the run is over.
                 kept_rounds = {*(() if folder is None else folder.checkpoints.rounds or (0,))}
@@ -572,12 +577,7 @@ def train(
                 if folder is not None:
                     folder.add_round(row)
                 trackers.round(row)
-            idle_seconds = time.monotonic() - checkpoint_time
-            if folder is not None and _is_due(config, snapshot, idle_seconds, checkpoint_seconds):
-                write_start = time.monotonic()
-                _write_checkpoint(setup, snapshot, folder)
-                checkpoint_time = time.monotonic()
-                checkpoint_seconds = checkpoint_time - write_start
+            checkpoints.write_if_due(snapshot)
             if not rows and snapshot.pending is not None:  # scored when round 2 begins
                 metric = loss_text(snapshot.pending.row)
             display.update(snapshot.round, metric)
@@ -626,50 +626,106 @@ def _hand_over(setup: Setup, snapshot: Snapshot) -> int:
     return setup.federation.hand_over(best.round, fields)
 
 
-def _is_due(config: ResolvedConfig, snapshot: Snapshot, idle: float, write_seconds: float) -> bool:
-    """Whether a checkpoint is to be written after a round.
+class CheckpointWriter:
+    """Writes checkpoints of a run as often as its config says.
 
     Args:
-        config: says every how many rounds; if it does not, the clock does.
-        snapshot: of the round.
-        idle: seconds since the last checkpoint was there, or the first round of this process began.
-        write_seconds: seconds that the last checkpoint took, 0 before the first of this process.
+        setup: the run.
+        folder: where they go; None: nowhere.
     """
-    checkpoint_every = config.checkpoint_every
-    if checkpoint_every == 0:
-        return False
-    is_last = snapshot.round == config.rounds or snapshot.stopped is not None
-    is_due = (
-        idle >= IDLE * write_seconds
-        if checkpoint_every is None
-        else snapshot.round % checkpoint_every == 0
-    )
-    return is_last or is_due
+
+    def __init__(self, setup: Setup, folder: ResultFolder | None) -> None:
+        self._setup, self._folder = setup, folder
+        # When the last one was complete, or the first round of this process began, and how long it
+        # took to write.
+        self._last, self._seconds = time.monotonic(), 0.0
+
+    def write_if_due(self, snapshot: Snapshot) -> None:
+        """Write the ledger so far, the best model where it stays apart, and the snapshot."""
+        folder, federation = self._folder, self._setup.federation
+        if folder is None or not self._is_due(snapshot):
+            return
+        start = time.monotonic()
+        folder.add_records(federation.ledger)
+        separate_weights = separate_best_weights(snapshot)
+        if separate_weights is not None and snapshot.best is not None:
+            folder.checkpoints.keep_best(snapshot.best.round, separate_weights)
+        checkpoint = to_checkpoint(self._setup, snapshot, folder.run, folder.prefixes())
+        folder.checkpoints.write(checkpoint)
+        self._last = time.monotonic()
+        self._seconds = self._last - start
+
+    def _is_due(self, snapshot: Snapshot) -> bool:
+        """Whether one is to be written after a round; without a number of rounds the clock says."""
+        config = self._setup.config
+        every, is_last = config.checkpoint_every, snapshot.round == config.rounds
+        if every == 0:
+            return False
+        if is_last or snapshot.stopped is not None:
+            return True
+        if every is not None:
+            return snapshot.round % every == 0
+        return time.monotonic() - self._last >= IDLE * self._seconds
 
 
-def _write_checkpoint(setup: Setup, snapshot: Snapshot, folder: ResultFolder) -> None:
-    """Write the ledger so far, the best model where it stays apart, and the snapshot."""
-    folder.add_records(setup.federation.ledger)
-    separate_weights = separate_best_weights(snapshot)
-    if separate_weights is not None and snapshot.best is not None:
-        folder.checkpoints.keep_best(snapshot.best.round, separate_weights)
-    folder.checkpoints.write(to_checkpoint(setup, snapshot, folder.run, folder.prefixes()))
+@dataclass(frozen=True, eq=False)
+class BegunRound:
+    """A round before it is trained.
+
+    Attributes:
+        t: its number.
+        cfg: of the method in it: who takes part, with which knobs.
+        key: of the run.
+        control: what sets the knobs; None: nothing does.
+        clock: of the run.
+        seconds: of training before the round.
+        executed: operations that the engine has executed before it.
+    """
+
+    t: int
+    cfg: MethodConfig[Any]
+    key: Key
+    control: RunControl | None
+    clock: TrainingClock
+    seconds: float
+    executed: float | None
 
 
-def _run_round(
+def begin_round(
     setup: Setup, selection: Selection | None, before: Snapshot, clock: TrainingClock
+) -> BegunRound:
+    """Choose clients and knobs of the next round, which may read the server's state before it."""
+    federation, t = setup.federation, before.round + 1
+    executed, control = federation.executed, make_run_control(setup)
+    federation.start_round(t)
+    cfg = _round_config(setup, selection, control, before)
+    key = training_key(setup.config)
+    return BegunRound(t, cfg, key, control, clock, clock.seconds(), executed)
+
+
+def finish_round(
+    setup: Setup,
+    selection: Selection | None,
+    before: Snapshot,
+    begun: BegunRound,
+    state: ServerState,
+    report: RoundReport,
 ) -> tuple[Snapshot, list[Row]]:
-    """Run one round; return the run after it, and the rows of rounds that were scored in it."""
-    config, fed, key = setup.config, setup.federation, training_key(setup.config)
-    t, executed = before.round + 1, fed.executed
-    fed.start_round(t)
-    # Choose clients and knobs, which may read the server's state before the round.
-    run_control = make_run_control(setup)
-    cfg = _round_config(setup, selection, run_control, before)
-    start_seconds = clock.seconds()
-    # Train. The method sees its own memory only, not that of selection and control.
-    with at_server(written_function(setup.method.round), f"method {setup.method.name}", t):
-        state, report = setup.method.round(fed, cfg, without_parts(before.state), t, key)
+    """Score a round that has been trained, and let selection and control learn from it.
+
+    Args:
+        setup: the run.
+        selection: what selects its clients.
+        before: the run before the round.
+        begun: the round.
+        state: the server's after it.
+        report: what the method reports of it.
+
+    Returns:
+        The run after it, and the rows of rounds that were scored in it.
+    """
+    config, fed, cfg, key, t = setup.config, setup.federation, begun.cfg, begun.key, begun.t
+    clock, run_control = begun.clock, begun.control
     check_report(setup, cfg, report, t, key)
     on_held = setup.method.setting.on_held
     if on_held is not None and setup.server_block is not None:
@@ -680,7 +736,7 @@ def _run_round(
     method_report, report = report, with_knobs(report, cfg.knobs)
     if report.train_loss is not None and not math.isfinite(report.train_loss):
         raise divergence_error("training", report.train_loss, t)
-    round_seconds, virtual = clock.seconds() - start_seconds, virtual_seconds(setup, before, t)
+    round_seconds, virtual = clock.seconds() - begun.seconds, virtual_seconds(setup, before, t)
     trained_round, received = TrainedRound(t, state, report, clock, virtual), cfg.score_on_receipt
     # Score this round, or the one before if clients score the model that they receive.
     scored = (score_on_receipt if received == "all" else score_now)(setup, before, trained_round)
@@ -707,7 +763,7 @@ def _run_round(
         scored = score_last_round(setup, trained_round, scored)
     if stop is not None:
         stop = stop.after_evaluation(fed.ledger.bytes - bytes_before_evaluation)
-    facts = checked_facts(report, len(fed.ids), t)
+    facts, executed = checked_facts(report, len(fed.ids), t), begun.executed
     if executed is not None and fed.executed is not None:
         executed = (before.executed or 0.0) + fed.executed - executed
     best_by_client = before.each

@@ -38,7 +38,6 @@ from silograph.federation.base import (
     decoder_of,
     fold_of,
     positions_of,
-    reply_kind,
 )
 from silograph.federation.check import check_fields
 from silograph.federation.field_specs import extent_at_server
@@ -635,7 +634,7 @@ class Session:
         rows = rows or bool(decoder_of(reduce).known)
         name = name_of(self._ops, op)
         envelope = self._account.open(op.__name__, what)
-        answer_envelope = replace(envelope, kind=reply_kind(op, what))
+        answer_envelope = replace(envelope, kind=op.__dict__.get("reply_kind", what))
         positions = positions_of(self.ids, to)
         agreed_call, after = self._course.find(self._round, op, what, key)
         self._course.advance(self._round, after)

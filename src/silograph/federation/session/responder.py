@@ -23,7 +23,7 @@ from silograph.core.kinds import Kind
 from silograph.core.payload import Field, State, moved, state_of
 from silograph.core.work import metered
 from silograph.federation.base import Op
-from silograph.federation.check import run_op
+from silograph.federation.check import of_round, run_op
 from silograph.federation.frame import RESULT, Envelope, decode, encode
 from silograph.federation.matching import NONCE_BYTES, Disagreement, to_payload
 from silograph.federation.program import BLANK, Call, ScoredWeights, ScoringRules
@@ -432,7 +432,7 @@ class Responder:
         with metered(1) as meter:
             new, reply = run_op(
                 agreed_call.op,
-                prepared.cfg,
+                of_round(prepared.cfg, self._round),
                 prepared.block if prepared.block_in is None else prepared.block_in(self._state),
                 self._state,
                 {field_name: moved(f, prepared.device) for field_name, f in inbox.items()},

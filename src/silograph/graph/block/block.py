@@ -287,12 +287,12 @@ class ClientBlock:
         """The block of all clients that this one is a part of; itself, if it is no part."""
         return self if self.source is None else self.source[0].origin
 
-    @property
+    @cached_property
     def num_clients(self) -> int:
         """C."""
         return len(self.ids)
 
-    @property
+    @cached_property
     def num_features(self) -> int:
         """F."""
         return self.x.csr.num_cols if isinstance(self.x, SparseRows) else int(self.x.shape[1])
