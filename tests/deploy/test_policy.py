@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from policed import PolicedSilos, policed
+from policed import PolicedSilos, policed, why_refused
 from runs import rows_of, same_bits, weights_of
 from silograph.core.config import make_config
 from silograph.core.errors import ConfigError, SilographError
@@ -24,7 +24,6 @@ from silograph.deploy.policy import (
     check_code,
     describe_policy,
     read_policy,
-    why_refused,
     write_policy,
 )
 from silograph.deploy.server_settings import ServerSettings, check_update_norm

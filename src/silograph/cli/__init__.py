@@ -3,6 +3,7 @@
 Everything slow (torch, loaders) is imported inside the commands, so that help is instant.
 """
 
+import json as jsonlib
 import os
 import signal
 import sys
@@ -20,6 +21,7 @@ from silograph.cli import federation
 from silograph.cli.flags import (
     CUT_FIELDS,
     FIELDS,
+    MISTAKE,
     CommandInputs,
     Json,
     Quiet,
@@ -572,6 +574,29 @@ def first_line(error: BaseException) -> str:
     return (str(error).splitlines() or ["out of memory"])[0].rpartition("Allocator: ")[2]
 
 
+def report_error(line: str, arguments: Sequence[str], error: BaseException | None = None) -> int:
+    """Print a mistake as one line, and with --json as JSON, too; return the exit code.
+
+    Args:
+        line: what is wrong.
+        arguments: of the command.
+        error: that was raised; None for flags that cannot be read.
+    """
+    typer.echo(f"error: {line}", err=True)
+    print_error_json(line, arguments, error)
+    return MISTAKE
+
+
+def print_error_json(line: str, arguments: Sequence[str], error: BaseException | None) -> None:
+    """Print an error as one JSON line on standard output, where --json asks for JSON there."""
+    if "--json" not in arguments:
+        return
+    if not isinstance(error, SilographError):  # of the operating system, or flags
+        error = ConfigError() if error is None else SilographError(code="system")
+    about = {"code": error.code, "message": line, "fields": error.fields}
+    typer.echo(jsonlib.dumps({"error": about}, default=str))
+
+
 def main() -> None:
     """Run the command line; a user's mistake is one line on standard error and exit code 2.
 
@@ -598,25 +623,22 @@ def run_app(arguments: list[str]) -> int:
         typer.echo(error.ctx.get_help())
         return 2
     except click.ClickException as error:
-        typer.echo(f"error: {' '.join(usage_error(error).split())}", err=True)
-        return 2
+        return report_error(" ".join(usage_error(error).split()), arguments)
     except SilographError as error:  # which may quote another machine
         text = prefix_with_flag(" ".join(str(error).splitlines()), arguments)
-        typer.echo(f"error: {printable(text)}", err=True)
-        return 2
+        return report_error(printable(text), arguments, error)
     except StoppedError as stopped:
         typer.echo("\n".join(stopped.lines), err=True)
+        if stopped.code == MISTAKE:
+            print_error_json(str(stopped).removeprefix("error: "), arguments, stopped.__cause__)
         return stopped.code
     except OSError as error:
-        typer.echo(f"error: {error}", err=True)
-        return 2
+        return report_error(str(error), arguments, error)
     except (MemoryError, RuntimeError) as error:
         if "memory" not in str(error):
             raise
-        typer.echo(
-            f"error: expected a run that fits into memory, got: {first_line(error)}", err=True
-        )
-        return 2
+        line = f"expected a run that fits into memory, got: {first_line(error)}"
+        return report_error(line, arguments, error)
     except (KeyboardInterrupt, click.exceptions.Abort):
         code = INTERRUPTED
     if code == INTERRUPTED:  # typer's own answer to Ctrl-C in a command

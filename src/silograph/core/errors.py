@@ -72,6 +72,7 @@ CODES: Mapping[str, tuple[str, ...]] = {
     "refused-by-policy": ("rule",),
     # The classes' own.
     "silograph": (),
+    "system": (),
     "config": (),
     "data": (),
     "partition": (),
