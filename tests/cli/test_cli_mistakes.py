@@ -615,3 +615,25 @@ def test_other_errors_of_torch_are_not_hidden(monkeypatch: pytest.MonkeyPatch, w
     monkeypatch.setattr("silograph.experiment.run.run.run", broken)
     with pytest.raises(RuntimeError, match="a bug"):
         run_app(["run", "g.npz", "--out", "x"])
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "fields"),
+    [
+        (["--method", "fedavgg"], "unknown-name", {"got": "fedavgg", "suggestion": "fedavg"}),
+        (["--rounds", "0"], "option-value", {"option": "rounds"}),
+        (["--lr", "1e30", "--rounds", "9"], "diverged", {}),  # the command says how it goes on
+        (["--roundz", "9"], "config", {}),
+        (["--hidden", str(10**12)], "system", {}),
+    ],
+)
+def test_json_gets_errors_as_json(
+    work: Path, capsys: Capture, words: list[str], code: str, fields: dict[str, Any]
+) -> None:
+    assert run_app(["run", "g.npz", *QUICK, *words, "--json"]) == 2
+    out, err = capsys.readouterr()
+    error = json.loads(out)["error"]
+    assert error["code"] == code
+    assert error["fields"].items() >= fields.items()
+    assert f"error: {error['message']}\n" in err
+    assert out.count("\n") == 1

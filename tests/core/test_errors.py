@@ -63,9 +63,17 @@ from silograph.study.study_request import check_resumable
 
 SOURCE = Path(errors.__file__).parents[1]
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "errors.md"
-CLASSES = (ConfigError, DataError, PartitionError, OpError, ProtocolError, FrameError, PolicyError)
+CLASSES: tuple[type[SilographError], ...] = (
+    ConfigError,
+    DataError,
+    PartitionError,
+    OpError,
+    ProtocolError,
+    FrameError,
+    PolicyError,
+)
 CLASSES += (TrainingError, CheckpointError, StateError, AbsentError, LostError)
-OF_CLASSES = {kind.code for kind in (SilographError, *CLASSES)} | {"system"}
+OF_CLASSES = {kind.code for kind in CLASSES} | {SilographError.code, "system"}
 
 
 @pytest.mark.parametrize(
@@ -358,8 +366,8 @@ WORDING: list[tuple[str, Callable[..., object], str]] = [
     (
         "failed-import",
         lambda: import_spec("no-module:NET", object),
-        "expected to import no-module, got ModuleNotFoundError: 'no-module' is no name of a module, "
-        "nor a file that ends in .py",
+        "expected to import no-module, got ModuleNotFoundError: 'no-module' is no name of a "
+        "module, nor a file that ends in .py",
     ),
     (
         "untrusted-code",

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from silograph.core.errors import DataError, missing_package, mistake, nearest
+from silograph.core.errors import DataError, missing_package, mistake, nearest, reword_error
 from silograph.core.text import count_of, printable
 from silograph.graph.csr import CSR
 from silograph.graph.read.columns import (
@@ -527,9 +527,10 @@ def pyarrow(path: Path) -> tuple[Any, Any]:
         import pyarrow
         import pyarrow.parquet
     except ImportError:
-        raise missing_package(
-            "pyarrow", f"Parquet ({path})", "parquet", DataError, otherwise="CSV or .npz files"
-        ) from None
+        error = missing_package(
+            "pyarrow", "Parquet", "parquet", DataError, otherwise="CSV or .npz files"
+        )
+        raise reword_error(error, f"{path}: {error}", DataError) from None
     return pyarrow, pyarrow.parquet
 
 
