@@ -295,7 +295,7 @@ def test_silos_alone_hand_over_lists_and_get_the_same(tmp_path: Path) -> None:
 def test_a_list_that_lies_is_refused(tmp_path: Path, row: str, words: str) -> None:
     schema, handed = write(tmp_path), tmp_path / "south_to_north.csv"
     handed.write_text(f"table,row,source,target,weight\n{row}\n")
-    with raises_code(DataError, "bad-cell", row="line 2") as caught:
+    with raises_code(DataError, "bad-cell", row=2) as caught:
         prepare(tmp_path / "raw/north", schema=schema, out=tmp_path / "a", received=[handed])
     assert words in str(caught.value)
     assert not (tmp_path / "a").exists()
@@ -469,7 +469,7 @@ def test_ratings_of_shops_that_write_them_differently(tmp_path: Path) -> None:
         RatingSummary("b", 2, 2, 2, 3.25, 1, 1),
     )
     (tmp_path / "raw/b.csv").write_text("customer\tproduct\tstars\nu\ti\t4/10\n")
-    with raises_code(DataError, "bad-cell", row="line 2", column="stars", got="4/10"):
+    with raises_code(DataError, "bad-cell", row=2, column="stars", got="4/10"):
         prepare(tmp_path / "raw", schema=tmp_path / "s.toml", out=tmp_path / "again")
 
 

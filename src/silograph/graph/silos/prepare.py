@@ -124,9 +124,10 @@ class RawTable:
     def wrong(self, row: int, column: str, reason: object) -> DataError:
         """Return the error for a cell."""
         place = f"{self.path}, {self.places[row]}, column {column!r}"
+        line = int(self.places[row].rpartition(" ")[2])
         return DataError(
             f"{place}: got {self.columns[column][row]!r}, {reason}",
-            **mistake("bad-cell", self.path, self.places[row], column, self.columns[column][row]),
+            **mistake("bad-cell", self.path, line, column, self.columns[column][row]),
         )
 
 
