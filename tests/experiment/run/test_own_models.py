@@ -91,7 +91,7 @@ def test_a_result_folder_has_one_file_a_client(make_graph: MakeGraph, tmp_path: 
     with raises_code(DataError, "missing-option", option="client"):
         predict_to(tmp_path / "out", tmp_path / "g.npz", tmp_path / "new.csv")
     for got, meant in (("client_1", "client_01"), ("client_0", "client_00")):
-        with pytest.raises(ConfigError, match=f"^unknown client '{got}': did you mean '{meant}'"):
+        with raises_code(ConfigError, "unknown-name", what="client", got=got, suggestion=meant):
             predict_to(tmp_path / "out", tmp_path / "g.npz", tmp_path / "new.csv", client=got)
     with pytest.raises(
         DataError,
