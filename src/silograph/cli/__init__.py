@@ -588,13 +588,16 @@ def report_error(line: str, arguments: Sequence[str], error: BaseException | Non
 
 
 def print_error_json(line: str, arguments: Sequence[str], error: BaseException | None) -> None:
-    """Print an error as one JSON line on standard output, where --json asks for JSON there."""
+    """With --json, print an error as JSON, the last line on standard error.
+
+    Standard output stays empty: whoever reads a result there must not take an error for one.
+    """
     if "--json" not in arguments:
         return
     if not isinstance(error, SilographError):  # of the operating system, or flags
         error = ConfigError() if error is None else SilographError(code="system")
     about = {"code": error.code, "message": line, "fields": error.fields}
-    typer.echo(jsonlib.dumps({"error": about}, default=str))
+    typer.echo(jsonlib.dumps({"error": about}, default=str), err=True)
 
 
 def main() -> None:
