@@ -6,7 +6,7 @@ Without this, an op that breaks a rule would be noticed on some block sizes and 
 from collections.abc import Mapping
 from typing import Any
 
-from silograph.core.errors import ProtocolError
+from silograph.core.errors import ProtocolError, mistake
 from silograph.core.key import Key
 from silograph.core.payload import (
     Field,
@@ -63,7 +63,10 @@ def check_fields(
             continue
         problem = _problem(name, field, clients, shared, patched, rows)
         if problem:
-            raise ProtocolError(f"expected {problem} for {name!r} in {where}")
+            raise ProtocolError(
+                f"expected {problem} for {name!r} in {where}",
+                **mistake("field-out-of-bounds", name, where),
+            )
 
 
 def of_round(cfg: Any, number: int) -> Any:
