@@ -31,11 +31,12 @@ test-bounds:
 	test -x .venv-bounds/bin/uv || { $(PYTHON) -m venv .venv-bounds && .venv-bounds/bin/python -m pip install --quiet uv; }
 	$(PYTHON) tests/bounds.py --uv .venv-bounds/bin/uv --python $(PYTHONS) $(BOUNDS)
 
-# The documentation site, into docs/_build/html/VERSION; warnings are errors. Notebooks run once and are kept in docs/_build.
+# The documentation site, into docs/_build/html/VERSION; warnings and broken links are errors. Notebooks run once and are kept in docs/_build.
 docs: $(READY)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[docs]'
-	$(BIN)/python -m sphinx -b html -W --keep-going -d docs/_build/doctrees docs \
-		docs/_build/html/$$($(BIN)/python -c 'import silograph; print(silograph.__version__)')
+	site=docs/_build/html/$$($(BIN)/python -c 'import silograph; print(silograph.__version__)') && \
+		$(BIN)/python -m sphinx -b html -W --keep-going -d docs/_build/doctrees docs $$site && \
+		$(BIN)/python docs/check_links.py $$site
 
 check: $(READY)
 	$(BIN)/ruff check

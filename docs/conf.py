@@ -61,6 +61,8 @@ OUTSIDE = re.compile(
 def name_outside_files(app: Sphinx, name: str, source: list[str]) -> None:
     """Replace links that leave the documentation by the files' names."""
     del app, name
+    in_parentheses = re.compile(rf"\({OUTSIDE.pattern}\)")
+    source[0] = in_parentheses.sub(r"(\1: `\2`)", source[0])
     source[0] = OUTSIDE.sub(r"\1 (`\2`)", source[0])
 
 

@@ -9,7 +9,7 @@ from remote_runs import finish
 from runs import FAST
 from sessions import TOKEN, DirectLink
 from silograph.core.errors import ConfigError
-from silograph.deploy.policy import NO_POLICY, SiloPolicy
+from silograph.deploy.policy import NO_POLICY, ProposedRun, SiloPolicy, refusal_of
 from silograph.deploy.server import start_facts
 from silograph.deploy.silo import Attendance, OwnData
 from silograph.experiment.resolve.resolve import DTYPES, resolve
@@ -32,6 +32,12 @@ from silos import config_of, folders
 
 SECRET = bytes(range(32))
 ALL_SILOS = 3
+
+
+def why_refused(policy: SiloPolicy, run: ProposedRun) -> str | None:
+    """Return the first rule of a policy that a run breaks, as a text."""
+    refusal = refusal_of(policy, run)
+    return None if refusal is None else str(refusal)
 
 
 @dataclass(frozen=True, eq=False)

@@ -31,12 +31,6 @@ HEAD = ["place", "seeds", "bases within a point or above", "by each client's rou
 HEAD += ["+ FedGrAINS at or above its cell"]
 Reading = Callable[[Line], float | None]
 Scored = Callable[[str, str], dict[int, float]]  # scores by seed of a method with a sampler
-EXPLAINED = """\
-What the tables below come to, in points of accuracy: which methods alone are within a point of the
-paper's cell or above it (at one round for all clients, and at the round that is each client's own
-best), which with FedGrAINS are at or above theirs (and how far below the others are), and what
-FedGrAINS adds to as many neighbors drawn at random, to those of a network that was not trained, and
-to the same batches with all neighbors (means over methods, least and most)."""
 
 
 def ahead(

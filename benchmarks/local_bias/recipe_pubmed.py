@@ -278,23 +278,19 @@ RECIPE = Recipe(
     text="""\
 # Global training on PubMed, 8 silos
 
+<!-- table -->
+<!-- table -->
+
+## How it was measured
+
 Micro F1 in percent on the 1,000 public test nodes, at the round and learning rate that the 500
 public validation nodes pick (the rate at seed 0 for all seeds); all other nodes train. Mean ±
-standard deviation over seeds, in parentheses the difference from the paper. Global training is
-judged with sums over all silos' neighbors, FedAvg and LLCG through each silo's own graph; *uncut*
-is the same model on the uncut graph. Bytes are those of training, evaluation left out; work is
-that of all silos, evaluation included. FedAvg and LLCG build Adam anew in every round, as many
-papers do, or keep it.
-
-The paper says neither what its GraphSAINT draws nor what LLCG's server holds, and shows neighbor
-collection in figures only. A round is a pass over the graph: one step; of GraphSAGE and GraphSAINT
-as many smaller ones as cover it.
-
-<!-- again -->
-<!-- again -->
-
-<!-- table -->
-<!-- table -->
+standard deviation over seeds, in parentheses the difference from the paper; then the same
+after the last round. Global training is judged with sums over all silos' neighbors, FedAvg and LLCG
+through each silo's own graph; *uncut* is the same model on the uncut graph. Bytes are those of
+training, evaluation left out; work is that of all silos, evaluation included. FedAvg and LLCG
+build Adam anew in every round, as many papers do, or keep it. A round is a pass over the graph:
+one step; of GraphSAGE and GraphSAINT as many smaller ones as cover it.
 
 ## Beside centralized training
 
@@ -306,5 +302,8 @@ point; the test speaks of seeds, not of other nodes.
 <!-- beyond -->
 
 ![Validation accuracy by round.](pubmed.svg)
+
+<!-- again -->
+<!-- again -->
 """,
 )

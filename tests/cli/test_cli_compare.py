@@ -14,6 +14,7 @@ from test_cli import flags_of
 
 from commands import Capture, everything, printed
 from forked import Forked
+from mistakes import raises_code
 from silograph.cli import run_app
 from silograph.cli.flags import resume_hint
 from silograph.cli.studies import parse_method_options, parse_seeds, parse_varied_values
@@ -154,7 +155,7 @@ def test_texts_of_flags() -> None:
     assert parse_seeds("4, 5") == [4, 5]
     assert parse_varied_values(["local-epochs=1,2"]) == {"local_epochs": [1, 2]}
     assert parse_method_options(["a.x=1", "a.y=b"]) == {"a": {"x": 1, "y": "b"}}
-    with pytest.raises(ConfigError, match="expected --options METHOD"):
+    with raises_code(ConfigError, "option-value", option="options", got="a=b.c"):
         parse_method_options(["a=b.c"])
 
 

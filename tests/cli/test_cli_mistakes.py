@@ -513,7 +513,11 @@ def test_a_full_disk_is_one_line_and_how_to_go_on(
             assert run_app(again) == 2
             shown = capsys.readouterr()
             assert shown.out == ""
-            assert shown.err.splitlines() == [f"error: {FULL}", hint]
+            lines = [f"error: {FULL}", hint]
+            if "--json" in again:
+                about = {"code": "system", "message": FULL, "fields": {}}
+                lines.append(json.dumps({"error": about}))
+            assert shown.err.splitlines() == lines
     program, *words = shlex.split(way)
     assert program == "silograph"
     gone_on = json.loads(printed(capsys, *words, "--quiet", "--json"))
@@ -615,3 +619,26 @@ def test_other_errors_of_torch_are_not_hidden(monkeypatch: pytest.MonkeyPatch, w
     monkeypatch.setattr("silograph.experiment.run.run.run", broken)
     with pytest.raises(RuntimeError, match="a bug"):
         run_app(["run", "g.npz", "--out", "x"])
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "fields"),
+    [
+        (["--method", "fedavgg"], "unknown-name", {"got": "fedavgg", "suggestion": "fedavg"}),
+        (["--rounds", "0"], "option-value", {"option": "rounds"}),
+        (["--lr", "1e30", "--rounds", "9"], "diverged", {}),  # the command says how it goes on
+        (["--roundz", "9"], "config", {}),
+        (["--hidden", str(10**12)], "system", {}),
+    ],
+)
+def test_json_gets_errors_as_json(
+    work: Path, capsys: Capture, words: list[str], code: str, fields: dict[str, Any]
+) -> None:
+    assert run_app(["run", "g.npz", *QUICK, *words, "--json"]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    *lines, last = err.splitlines()
+    error = json.loads(last)["error"]
+    assert error["code"] == code
+    assert error["fields"].items() >= fields.items()
+    assert f"error: {error['message']}" in lines

@@ -14,6 +14,7 @@ import pytest
 
 import silograph as sg
 from commands import QUICK, RESULT_KEYS, Capture, MakeGraph, everything, printed, save
+from mistakes import raises_code
 from rating_graphs import write_ratings
 from silograph.cli import run_app
 from silograph.cli.printing import print_parts
@@ -499,5 +500,7 @@ def test_parts_are_listed_by_name_and_by_kind(capsys: pytest.CaptureFixture[str]
     text = capsys.readouterr().out
     assert "fanout:" in text
     assert "--model NAME" not in text
-    with pytest.raises(ConfigError, match="unknown part 'fedgrain': did you mean 'fedgrains'"):
+    with raises_code(
+        ConfigError, "unknown-name", what="part", got="fedgrain", suggestion="fedgrains"
+    ):
         print_parts(["fedgrain"])

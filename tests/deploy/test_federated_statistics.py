@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 import torch
 
+from mistakes import raises_code
+
 pytest.importorskip("grpc")
 pytest.importorskip("cryptography")
 
@@ -95,9 +97,9 @@ def test_a_session_has_the_bits_of_a_simulation(
         assert predict_to(server, silos[0], tmp_path / "p.csv") == len(sg.read_silo(silos[0]).y)
         return
     assert ours.model.preprocessing.needs_client
-    with pytest.raises(DataError, match="silos keep their own, so predict at a silo"):
+    with raises_code(DataError, "missing-file"):
         predict_to(server, silos[0], tmp_path / "p.csv")
-    with pytest.raises(DataError, match="needs the statistics of one client, got none"):
+    with raises_code(DataError, "missing-option", option="client"):
         ours.model.predict(graph)
 
 

@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from mistakes import raises_code
+
 pytest.importorskip("grpc")
 pytest.importorskip("cryptography")
 
@@ -180,7 +182,7 @@ def test_a_stop_after_the_end_is_an_end(
     place = "silograph.experiment.run.run.add_report"
     federate(silos, config, PLAIN, run=Stopped(monkeypatch, place).run, silo_lines=said)
     assert said.count("the run is over") == 2
-    with pytest.raises(ConfigError, match="got a complete one"):
+    with raises_code(ConfigError, "completed-run"):
         resume_server(tmp_path / "out", PLAIN)
 
 

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from mistakes import raises_code
 from remote_runs import finish, lines, remote, setup_of
 from runs import FAST, go, rows_of, run_until, same_bits, weights_of
 from silograph.core.key import Key
@@ -217,6 +218,6 @@ def sg_resume(folder: Path, graph: Graph) -> Any:
 def test_options_of_moved_rows(make_graph: MakeGraph) -> None:
     from silograph.core.errors import ConfigError
 
-    with pytest.raises(ConfigError, match="moved"):
+    with raises_code(ConfigError, "option-value", option="moved", got=-1.0):
         go(make_graph(30), **RUN, options={"moved": -1.0})
     assert go(make_graph(30), **{**RUN, "rounds": 1}).config.options["method.moved"] is None

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 import silograph as sg
+from mistakes import raises_code
 from remote_runs import finish, lines, remote, setup_of
 from runs import FAST, go, rows_of, run_until, same_bits, weights_of
 from sessions import TOKEN, DirectLink, session, table, worker_of
@@ -476,7 +477,7 @@ def test_a_pull_in_which_no_row_may_be_missing_waits_for_its_owners(built: Built
     fed, links = joined_by(built, form)
     fed.call(start, {}, what=Kind.CONTROL, key=KEY)
     links[fed.ids[2]].change = lambda data: None
-    with pytest.raises(AwayError, match="expected all silos to answer serve, whose replies"):
+    with raises_code(AwayError, "too-few-silos", expected=5, got=4, missing=["client_02"]):
         once(fed, form, [0, 1])
 
 

@@ -9,6 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mistakes import raises_code
 from silograph.core.errors import CheckpointError
 from silograph.federation.checkpoint import Checkpoint, CheckpointFolder, from_bytes, to_bytes
 
@@ -117,7 +118,7 @@ def test_a_damaged_one_falls_back_and_says_so(tmp_path: Path) -> None:
     assert len(damaged) == 1
     assert damaged[0].startswith("round-000000005.checkpoint cannot be used: expected a checkpoint")
     (tmp_path / "round-000000004.checkpoint").write_bytes(b"")
-    with pytest.raises(CheckpointError, match=r"expected a usable checkpoint in .*, got none"):
+    with raises_code(CheckpointError, "missing-checkpoint"):
         folder.latest()
 
 

@@ -11,6 +11,7 @@ import pytest
 import scipy.sparse as sp
 import torch
 
+from mistakes import raises_code
 from silograph.core.errors import ConfigError, DataError
 from silograph.graph.csr import CSR
 from silograph.graph.datasets import ALIASES, DATASETS, load, locate
@@ -165,7 +166,7 @@ def test_what_is_neither_name_nor_path(given: Any) -> None:
 
 def test_paths_that_lead_nowhere(tmp_path: Path) -> None:
     for name in ("cora.npz", "data/cora", tmp_path / "cora", "cora.parquet", "Cora.XLSX"):
-        with pytest.raises(DataError, match=r"got .*[cC]ora.*: no such file"):
+        with raises_code(DataError, "missing-file"):
             load(name)
     with pytest.raises(
         DataError,
@@ -185,17 +186,15 @@ def test_paths_that_lead_nowhere(tmp_path: Path) -> None:
 
 
 def test_folders_that_are_absent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(DataError, match=r"as data_dir, got .*nowhere: no such folder"):
+    with raises_code(DataError, "missing-file"):
         load("digits", data_dir=tmp_path / "nowhere")
     monkeypatch.setenv("SILOGRAPH_DATA", str(tmp_path / "nowhere"))
-    with pytest.raises(DataError, match=r"as \$SILOGRAPH_DATA, got .*nowhere: no such folder"):
+    with raises_code(DataError, "missing-file"):
         load("digits")
 
 
 def test_a_dataset_without_a_loader_says_where_its_file_belongs(tmp_path: Path) -> None:
-    with pytest.raises(
-        DataError, match=r"expected twitch\.npz in one of .*, \.\./shared/data, got no such file"
-    ):
+    with raises_code(DataError, "missing-file", path="twitch.npz"):
         load("twitch", data_dir=tmp_path)
 
 

@@ -1,6 +1,7 @@
 """Examples of the README and the docs: Python runs as it stands, commands are understood."""
 
 import re
+import runpy
 import shlex
 import tomllib
 from dataclasses import fields, replace
@@ -74,12 +75,40 @@ def test_examples_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         exec(compile(example, str(page), "exec"), names)
 
 
+def anchors_of(page: Path) -> set[str]:
+    """The anchors that GitHub and the site make of a page's headings."""
+    headings = re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", h.lower()).strip().replace(" ", "-") for h in headings}
+
+
 def test_links_lead_somewhere() -> None:
-    for page in PAGES:
-        for target in re.findall(r"\]\((?!http)([^)#]+)\)", page.read_text()):
-            path = page.parent / target
-            generated = path.resolve() in GENERATED
-            assert generated or path.exists(), f"{name_of(page)}: {target}"
+    """Pages of the site, and those that are read in the checkout only."""
+    for page in [*PAGES, *sorted(ROOT.glob("*.md")), *sorted(ROOT.glob("benchmarks/*/*.md"))]:
+        for target in re.findall(r"\]\((?!http)([^)\s]+)\)", page.read_text()):
+            file, _, anchor = target.partition("#")
+            path = (page.parent / file).resolve() if file else page
+            if path in GENERATED:  # the build checks these
+                continue
+            assert path.exists(), f"{name_of(page)}: {target}"
+            assert not anchor or anchor in anchors_of(path), f"{name_of(page)}: {target}"
+
+
+def test_the_build_finds_links_that_lead_nowhere(tmp_path: Path) -> None:
+    pages = {
+        "index.html": '<h1 id="top"></h1><a href="a/b.html#here">',
+        "a/b.html": '<p id="here"><a href="../index.html#top"><a href="#here"><img src="c.png">'
+        '<a href="../index.html#end"><a href="d.html"><a href="https://host/d.html">',
+    }
+    for name, text in pages.items():
+        path = tmp_path / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text)
+    check = runpy.run_path(str(DOCS / "check_links.py"))["broken_links"]
+    assert list(check(tmp_path)) == [
+        "a/b.html: c.png does not exist",
+        "a/b.html: ../index.html#end has no such anchor",
+        "a/b.html: d.html does not exist",
+    ]
 
 
 def own_method() -> str:

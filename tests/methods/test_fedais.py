@@ -13,6 +13,7 @@ from torch import Tensor
 
 import silograph as sg
 from conftest import planted_graph
+from mistakes import raises_code
 from remote_runs import setup_of
 from runs import go
 from silograph.control import BOUND_INTERVAL, FIXED, LOSS_INTERVAL, RunStanding, knobs_of
@@ -797,6 +798,6 @@ def test_a_model_without_rows_to_exchange_is_refused(
     make_graph: MakeGraph, shape: dict[str, Any]
 ) -> None:
     given: dict[str, Any] = {"clients": 2, "partition": "random", "rounds": 1, **shape}
-    with pytest.raises(ConfigError, match="expected a model with a layer after the first that"):
+    with raises_code(ConfigError, "conflicting-options", options=["method", "model"]):
         sg.run(make_graph(), method="fedais", **given)
     sg.run(make_graph(), method="fedlocal", **given)

@@ -12,6 +12,7 @@ from torch import Tensor
 
 import silograph as sg
 from leaks import blocks_of
+from policed import why_refused
 from rating_graphs import rating_graph
 from remote_runs import finish, lines, remote, setup_of
 from runs import assert_close, dying, files_of, rows_of, run_until, same_bits, weights_of
@@ -19,7 +20,7 @@ from silograph.core.config import make_config
 from silograph.core.errors import ConfigError
 from silograph.core.key import Key
 from silograph.core.payload import Payload, Ragged, Stacked, dense, fields_under, take
-from silograph.deploy.policy import NO_POLICY, STRICT_POLICY, ProposedRun, policy_of, why_refused
+from silograph.deploy.policy import NO_POLICY, STRICT_POLICY, ProposedRun, policy_of
 from silograph.deploy.server import check_deployable
 from silograph.deploy.server_settings import ServerSettings, check_update_norm
 from silograph.deploy.silo import parse_allowed_methods

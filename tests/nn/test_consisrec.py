@@ -14,6 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 import silograph as sg
+from mistakes import raises_code
 from rating_graphs import rating_graph
 from runs import SCORING_COSTS, assert_close, files_of, run_until
 from silograph.core.errors import ConfigError, DataError
@@ -451,7 +452,7 @@ def test_a_run_resumes_to_the_bit_and_its_model_is_read(
 
 
 def test_it_ranks_nothing_and_says_so() -> None:
-    with pytest.raises(ConfigError, match="got model consisrec of rating: leave relevant out"):
+    with raises_code(ConfigError, "unread-option", option="relevant", part="rating"):
         sg.run(rating_graph(), **OPTIONS, relevant=4.0)
 
 

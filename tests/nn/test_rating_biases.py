@@ -9,6 +9,7 @@ import torch
 from sklearn.linear_model import Ridge
 
 import silograph as sg
+from mistakes import raises_code
 from rating_graphs import rating_graph
 from silograph.core.config import make_config
 from silograph.core.key import Key
@@ -110,7 +111,7 @@ def clients_of_setup(setup: Any) -> ClientBlock:
 
 
 def test_damping_must_be_above_0() -> None:
-    with pytest.raises(sg.ConfigError, match="damping"):
+    with raises_code(sg.ConfigError, "option-value", option="damping", got=0):
         sg.run(rating_graph(), **GIVEN, options={"damping": 0})
 
 

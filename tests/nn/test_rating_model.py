@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 import silograph as sg
+from mistakes import raises_code
 from rating_graphs import drawn, rating_graph
 from silograph.core.errors import ConfigError, DataError, ProtocolError
 from silograph.core.key import Key
@@ -266,7 +267,7 @@ def test_what_does_not_go_with_ratings_is_refused(given: dict[str, Any], line: s
 
 
 def test_a_model_of_ratings_needs_ratings(make_graph: Callable[..., Graph]) -> None:
-    with pytest.raises(ConfigError, match="expected ratings of users and items for model rating_"):
+    with raises_code(ConfigError, "conflicting-options", options=["dataset", "model"]):
         sg.run(make_graph(30), model="rating_gcn", clients=2, rounds=1)
 
 

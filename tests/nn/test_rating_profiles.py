@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import silograph as sg
+from mistakes import raises_code
 from rating_graphs import rating_graph
 from runs import SCORING_COSTS, assert_close, files_of, rows_of, run_until, same_bits, weights_of
 from silograph.core.errors import ConfigError, DataError, ProtocolError
@@ -220,5 +221,5 @@ def test_the_model_alone_predicts_nothing() -> None:
 
 
 def test_folds_are_two_at_least() -> None:
-    with pytest.raises(ConfigError, match="folds"):
+    with raises_code(ConfigError, "option-value", option="folds", got=1):
         sg.run(rating_graph(), **OPTIONS | {"options": {"folds": 1}})

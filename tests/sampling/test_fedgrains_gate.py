@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from mistakes import raises_code
 from runs import go, rows_of
 from silograph.core.errors import ConfigError
 from silograph.core.key import Key
@@ -306,5 +307,5 @@ def test_weighted_scores_differ_and_blocks_change_none(make_graph: MakeGraph, me
 
 
 def test_the_balance_has_options_that_gates_do_not_read(make_graph: MakeGraph) -> None:
-    with pytest.raises(ConfigError, match="alpha: fedgrains does not read it with credit=gate"):
+    with raises_code(ConfigError, "unread-option", option="neighbors.alpha", part="fedgrains"):
         go(make_graph(), method="fedavg", options=LEARNS | {"neighbors.alpha": 3.0}, **RUN)

@@ -11,6 +11,7 @@ import pytest
 
 import silograph as sg
 from commands import everything, save
+from mistakes import raises_code
 from runs import MakeGraph
 from silograph.core.errors import ConfigError
 from silograph.experiment.result_files import DIGEST
@@ -117,6 +118,8 @@ def test_a_missing_cell_is_told_before_anything_is_written(
     assert everything(Path("out")) == before
     save(FILE, make_graph())
     assert len(sg.compare("mine", seeds=2, **first, **NAMED).lines) == 2
-    with pytest.raises(ConfigError, match="unknown dataset 'minne'"):
+    with raises_code(
+        ConfigError, "unknown-name", what="dataset", got="minne", suggestion="minesweeper"
+    ):
         sg.compare("minne", methods=["local"], **NAMED | {"out": "new"})
     assert not Path("new").exists()

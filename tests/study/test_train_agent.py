@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file
 
+from mistakes import raises_code
 from runs import FAST, go, rows_of
 from silograph.cli import run_app
 from silograph.control.ddpg import PROFILE
@@ -72,7 +73,7 @@ def test_a_training_that_stopped_goes_on_as_if_it_had_not(
     one, two = (go(graph, **{**RUN, "options": options, "seed": seed}) for seed in (5, 5))
     assert rows_of(one) == rows_of(two)
 
-    with pytest.raises(ConfigError, match="expected to go on with the training in") as raised:
+    with raises_code(ConfigError, "existing-output") as raised:
         train_agent(asked(4, hidden=16), tmp_path / "parts", graph)
     hidden = RUN["hidden"]
     assert f"another config (hidden={hidden} there, 16 now): take another" in str(raised.value)
@@ -127,7 +128,7 @@ def test_a_folder_of_anything_else_is_not_changed(make_graph: MakeGraph, tmp_pat
     there = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
     (tmp_path / "file").write_text("of another")
     for path in (out, tmp_path / "file"):
-        with pytest.raises(ConfigError, match="expected a new or empty folder for the agent, or"):
+        with raises_code(ConfigError, "existing-output"):
             train_agent(asked(1), path, graph)
     assert there == {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
 
@@ -153,7 +154,7 @@ def test_an_agent_that_no_policy_uses_is_refused(
     make_graph: MakeGraph, tmp_path: Path, method: str, policy: str | None
 ) -> None:
     own = {"agent": "nosuch.safetensors"} | ({} if policy is None else {"policy": policy})
-    with pytest.raises(ConfigError, match="expected policy=ddpg with agent=nosuch"):
+    with raises_code(ConfigError, "conflicting-options", options=["policy", "agent"]):
         go(make_graph(60), **{**RUN, "method": method, "options": own, "out": str(tmp_path / "r")})
     assert not (tmp_path / "r").exists()
 

@@ -14,6 +14,7 @@ from sklearn.metrics import mean_absolute_error, root_mean_squared_error
 from torch import Tensor
 
 import silograph as sg
+from mistakes import raises_code
 from runs import FAST, MakeGraph, go, same_bits, weights_of, with_values
 from silograph.core.config import RunConfig
 from silograph.core.errors import DataError, ProtocolError
@@ -248,7 +249,7 @@ def test_files_hold_targets(tmp_path: Any) -> None:
     (folder / "nodes.csv").write_text("id,value_age,value_size,x\na,1,2,3\nb,,3,3\nc,7,4,3\n")
     assert sg.load(str(folder)).class_names == ("age", "size")
     (folder / "nodes.csv").write_text("id,value,x\na,1,2\nb,much,3\nc,7,4\n")
-    with pytest.raises(DataError, match=r"line 3.*expected a number or nothing, got"):
+    with raises_code(DataError, "bad-cell", row=3, column="value", got="much"):
         sg.load(str(folder))
     (folder / "nodes.csv").write_text("id,label,value\na,1,2\nb,0,3\nc,1,4\n")
     assert sg.load(str(folder)).task == "multiclass"  # the value is a feature
@@ -397,7 +398,7 @@ def test_a_regression_is_compared_tuned_and_shown(make_graph: MakeGraph, tmp_pat
     assert "test_server_rmse" in header
     assert "test_server_mae" in header
     assert "val_server_rmse" in result.rounds[0]
-    with pytest.raises(sg.ConfigError, match="target: unknown metric 'rsme': did you mean 'rmse"):
+    with raises_code(sg.ConfigError, "unknown-name", what="metric", got="rsme", suggestion="rmse"):
         go(graph, target="rsme=0.5")
     reached = go(graph, rounds=30, target="1.0")
     assert "validation rmse" in reached.stopped or reached.stopped == "all 30 rounds"

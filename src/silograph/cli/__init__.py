@@ -3,6 +3,7 @@
 Everything slow (torch, loaders) is imported inside the commands, so that help is instant.
 """
 
+import json as jsonlib
 import os
 import signal
 import sys
@@ -20,6 +21,7 @@ from silograph.cli import federation
 from silograph.cli.flags import (
     CUT_FIELDS,
     FIELDS,
+    MISTAKE,
     CommandInputs,
     Json,
     Quiet,
@@ -35,7 +37,7 @@ from silograph.cli.flags import (
 from silograph.cli.studies import print_comparison, print_search
 from silograph.core.compiling import is_compiling
 from silograph.core.config import make_config
-from silograph.core.errors import ConfigError, SilographError
+from silograph.core.errors import ConfigError, SilographError, mistake
 from silograph.core.files import write_atomic
 from silograph.core.stop_signals import INTERRUPTED, handle_signals
 from silograph.core.text import count_of, printable
@@ -140,7 +142,8 @@ def report_command(
     if out is not None and out.suffix.lower() not in ("", ".html", ".htm"):
         raise ConfigError(
             f"expected --out as FILE.html, got {out}: print the page as PDF in a browser; figures "
-            "and tables for papers are in the folder of silograph compare"
+            "and tables for papers are in the folder of silograph compare",
+            **mistake("option-value", "out", str(out)),
         )
     paths = [folder.resolve() for folder in folders]
     for number, path in enumerate(paths):
@@ -198,12 +201,20 @@ def predict_command(
     make = None if model is None else own_module(make_config({"model": model}))
     if (data is None) == (tables is None):
         got = "both" if tables is not None else "neither"
-        raise ConfigError(f"expected --data or --tables, got {got}: give one of them")
+        raise ConfigError(
+            f"expected --data or --tables, got {got}: give one of them",
+            **(
+                mistake("missing-option", "data")
+                if tables is None
+                else mistake("conflicting-options", ["data", "tables"])
+            ),
+        )
     if tables is not None:
         if data_dir or columns or na_values:
             raise ConfigError(
                 "expected no --data-dir, --columns or --na-values beside --tables, whose columns "
-                "the schema describes: leave them out"
+                "the schema describes: leave them out",
+                **mistake("conflicting-options", ["tables", "data_dir", "columns", "na_values"]),
             )
         count = predict_tables_to(run, tables, out, like=like, model=make, client=client)
     elif like is not None:
@@ -387,7 +398,8 @@ def prepare_command(flags: PreparationFlags) -> None:
     if len(chosen) > 1 or (chosen and makes_folder):
         raise ConfigError(
             f"expected {chosen[0]} alone, got it with other flags that say what to make: leave "
-            "them out"
+            "them out",
+            **mistake("conflicting-options", chosen),
         )
     if flags.categories is not None:
         from silograph.graph.silos.categories import join_categories
@@ -397,7 +409,10 @@ def prepare_command(flags: PreparationFlags) -> None:
         typer.echo(join_categories(flags.schema, flags.categories), nl=False)
         return
     if flags.tables is None:
-        raise ConfigError("expected a folder of raw tables, got none: give TABLES")
+        raise ConfigError(
+            "expected a folder of raw tables, got none: give TABLES",
+            **mistake("missing-option", "tables"),
+        )
     if flags.guess:
         from silograph.graph.silos.guess_schema import guess_schema
 
@@ -407,14 +422,19 @@ def prepare_command(flags: PreparationFlags) -> None:
         from silograph.graph.silos.categories import count_categories
 
         if flags.schema is None:
-            raise ConfigError("expected --schema with --count-categories, got none")
+            raise ConfigError(
+                "expected --schema with --count-categories, got none",
+                **mistake("missing-option", "schema"),
+            )
         words = count_categories(flags.tables, schema=flags.schema, out=flags.count_categories)
         for name, of_feature in words.items():
             typer.echo(f"{printable(name)}: {count_of(len(of_feature), 'word')}")
         typer.echo(f"written to {flags.count_categories}: read it before you hand it over")
         return
     if flags.out is None:
-        raise ConfigError("expected a folder to make, got none: give --out")
+        raise ConfigError(
+            "expected a folder to make, got none: give --out", **mistake("missing-option", "out")
+        )
     if flags.make_key:  # before tables are read, which takes long
         from silograph.federation.session.wire import need_packages
 
@@ -530,7 +550,10 @@ def compile_command(
     names = dict.fromkeys(dtype or ["float32"])
     for name in names:
         if name not in PRECISIONS:
-            raise ConfigError(f"--dtype must be float32 or float64, got {name!r}")
+            raise ConfigError(
+                f"--dtype must be float32 or float64, got {name!r}",
+                **mistake("option-value", "dtype", name),
+            )
     for name in names:
         count = compile_kernels(name, lambda line: typer.echo(line, err=True))
         typer.echo(f"{name}: {count_of(count, 'kernel')} compiled")
@@ -549,6 +572,32 @@ app.registered_commands.sort(key=lambda registered: ORDER.index(registered.name 
 def first_line(error: BaseException) -> str:
     """Return the first line of an error's text, without torch's place in its own source."""
     return (str(error).splitlines() or ["out of memory"])[0].rpartition("Allocator: ")[2]
+
+
+def report_error(line: str, arguments: Sequence[str], error: BaseException | None = None) -> int:
+    """Print a mistake as one line, and with --json as JSON, too; return the exit code.
+
+    Args:
+        line: what is wrong.
+        arguments: of the command.
+        error: that was raised; None for flags that cannot be read.
+    """
+    typer.echo(f"error: {line}", err=True)
+    print_error_json(line, arguments, error)
+    return MISTAKE
+
+
+def print_error_json(line: str, arguments: Sequence[str], error: BaseException | None) -> None:
+    """With --json, print an error as JSON, the last line on standard error.
+
+    Standard output stays empty: whoever reads a result there must not take an error for one.
+    """
+    if "--json" not in arguments:
+        return
+    if not isinstance(error, SilographError):  # of the operating system, or flags
+        error = ConfigError() if error is None else SilographError(code="system")
+    about = {"code": error.code, "message": line, "fields": error.fields}
+    typer.echo(jsonlib.dumps({"error": about}, default=str), err=True)
 
 
 def main() -> None:
@@ -577,25 +626,22 @@ def run_app(arguments: list[str]) -> int:
         typer.echo(error.ctx.get_help())
         return 2
     except click.ClickException as error:
-        typer.echo(f"error: {' '.join(usage_error(error).split())}", err=True)
-        return 2
+        return report_error(" ".join(usage_error(error).split()), arguments)
     except SilographError as error:  # which may quote another machine
         text = prefix_with_flag(" ".join(str(error).splitlines()), arguments)
-        typer.echo(f"error: {printable(text)}", err=True)
-        return 2
+        return report_error(printable(text), arguments, error)
     except StoppedError as stopped:
         typer.echo("\n".join(stopped.lines), err=True)
+        if stopped.code == MISTAKE:
+            print_error_json(str(stopped).removeprefix("error: "), arguments, stopped.__cause__)
         return stopped.code
     except OSError as error:
-        typer.echo(f"error: {error}", err=True)
-        return 2
+        return report_error(str(error), arguments, error)
     except (MemoryError, RuntimeError) as error:
         if "memory" not in str(error):
             raise
-        typer.echo(
-            f"error: expected a run that fits into memory, got: {first_line(error)}", err=True
-        )
-        return 2
+        line = f"expected a run that fits into memory, got: {first_line(error)}"
+        return report_error(line, arguments, error)
     except (KeyboardInterrupt, click.exceptions.Abort):
         code = INTERRUPTED
     if code == INTERRUPTED:  # typer's own answer to Ctrl-C in a command

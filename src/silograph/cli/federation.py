@@ -30,7 +30,7 @@ from silograph.cli.flags import (
     hint_to_continue,
 )
 from silograph.core.config import RunConfig
-from silograph.core.errors import ConfigError, ProtocolError
+from silograph.core.errors import ConfigError, ProtocolError, mistake, read_mistake
 from silograph.core.files import check_regular, describe_exposure
 from silograph.core.text import count_of, printable
 
@@ -265,7 +265,8 @@ def _check_num_silos(
     if len(names) != number:
         raise ConfigError(
             f"--silos: expected as many names as clients = {number} in {words['config'][1]}, got "
-            f"{len(names)}: leave clients out of the file, or add --clients {len(names)}"
+            f"{len(names)}: leave clients out of the file, or add --clients {len(names)}",
+            **mistake("conflicting-options", ["silos", "clients"]),
         )
 
 
@@ -275,7 +276,8 @@ def _check_resume_alone(words: Mapping[str, list[str]]) -> None:
         if name in WRITTEN_DOWN:
             raise ConfigError(
                 f"expected --resume alone, for the run's folder says the rest, got {typed[0]} "
-                "besides: leave it out"
+                "besides: leave it out",
+                **mistake("conflicting-options", ["resume", name]),
             )
 
 
@@ -429,7 +431,10 @@ def _check_server(address: str | None) -> None:
     from silograph.federation.session.wire import split_address
 
     if address is None:
-        raise ConfigError("expected the address of a server, got none: give --server HOST:PORT")
+        raise ConfigError(
+            "expected the address of a server, got none: give --server HOST:PORT",
+            **mistake("missing-option", "server"),
+        )
     split_address(address, "server")
 
 
@@ -482,7 +487,10 @@ def _attendance(flags: SiloFlags) -> "Attendance":
 
     assert flags.server is not None  # it is checked
     if not flags.wait >= 0:
-        raise ConfigError(f"wait: expected 0 seconds or more, got {flags.wait:g}")
+        raise ConfigError(
+            f"wait: expected 0 seconds or more, got {flags.wait:g}",
+            **mistake("option-value", "wait", flags.wait),
+        )
     data, secret = flags.data, flags.secret
     if secret is None and (data / SECRET).exists():
         secret = data / SECRET
@@ -534,10 +542,13 @@ def audit_command(
             reading = read_audit(reader, head)
     except IsADirectoryError:
         raise ConfigError(
-            f"expected an audit file, got the folder {file}: name its audit.jsonl"
+            f"expected an audit file, got the folder {file}: name its audit.jsonl",
+            **mistake("wrong-format", file),
         ) from None
     except OSError as error:
-        raise ConfigError(f"expected an audit file at {file}, got: {error.strerror}") from None
+        raise ConfigError(
+            f"expected an audit file at {file}, got: {error.strerror}", **read_mistake(error, file)
+        ) from None
     missing = head is not None and reading.noted is None
     if json:
         typer.echo(jsonlib.dumps(_facts(file, reading, head)))

@@ -24,7 +24,7 @@ from silograph.cli.flags import (
     resume_hint,
 )
 from silograph.core.config import RunConfig
-from silograph.core.errors import ConfigError
+from silograph.core.errors import ConfigError, mistake
 from silograph.core.run_file import parse_option
 from silograph.core.setting_values import Scalar
 from silograph.core.text import count_of
@@ -52,7 +52,10 @@ def split_list(text: str, what: str) -> list[str]:
     """
     entries = [word.strip() for word in text.split(",")]
     if not all(entries):
-        raise ConfigError(f"expected {what} as a list like a,b, got {text!r}")
+        raise ConfigError(
+            f"expected {what} as a list like a,b, got {text!r}",
+            **mistake("option-value", what.removeprefix("--"), text),
+        )
     return entries
 
 
@@ -67,7 +70,10 @@ def parse_seeds(text: str) -> int | list[int]:
     """
     numbers = split_list(text, "--seeds")
     if not all(word.isdecimal() for word in numbers):
-        raise ConfigError(f"expected --seeds as a number or a list like 0,1,2, got {text!r}")
+        raise ConfigError(
+            f"expected --seeds as a number or a list like 0,1,2, got {text!r}",
+            **mistake("option-value", "seeds", text),
+        )
     return int(text) if len(numbers) == 1 else [int(word) for word in numbers]
 
 
@@ -91,14 +97,16 @@ def parse_method_options(texts: Sequence[str] | None) -> dict[str, dict[str, Sca
         if dot < 0 or "=" not in option_text:
             raise ConfigError(
                 "expected --options METHOD.NAME=VALUE, or PART.NAME=VALUE for all methods, such as "
-                f"partition.column=shop, got {text!r}"
+                f"partition.column=shop, got {text!r}",
+                **mistake("option-value", "options", text),
             )
         name, value = parse_option(option_text)
         method_options = options_by_method.setdefault(method.strip(), {})
         if name in method_options:
             raise ConfigError(
                 f"expected --options {method.strip()}.{name} once, got it twice: leave one of them "
-                "out"
+                "out",
+                **mistake("repeated-option", f"{method.strip()}.{name}"),
             )
         method_options[name] = value
     return options_by_method
@@ -117,10 +125,16 @@ def parse_varied_values(texts: Sequence[str] | None) -> dict[str, list[Scalar]]:
     for text in texts or []:
         key, equals, values = text.partition("=")
         if not equals:
-            raise ConfigError(f"expected --over KEY=VALUE,VALUE, got {text!r}")
+            raise ConfigError(
+                f"expected --over KEY=VALUE,VALUE, got {text!r}",
+                **mistake("option-value", "over", text),
+            )
         key = key.strip().replace("-", "_")
         if key in values_by_key:
-            raise ConfigError(f"expected --over {key} once, got it twice: give all values at once")
+            raise ConfigError(
+                f"expected --over {key} once, got it twice: give all values at once",
+                **mistake("repeated-option", key),
+            )
         values_by_key[key] = [
             parse_option(f"{key}={v}")[1] for v in split_list(values, f"--over {key}")
         ]
@@ -141,9 +155,15 @@ def parse_arms(texts: Sequence[str] | None) -> dict[str, dict[str, Scalar]]:
         name, colon, settings_text = (part.strip() for part in text.partition(":"))
         first_key = name.partition("=")[0]
         if not colon or not name or first_key.replace("-", "_") in (*FIELDS, "dataset"):
-            raise ConfigError(f"expected --arm 'NAME: KEY=VALUE KEY=VALUE', got {text!r}")
+            raise ConfigError(
+                f"expected --arm 'NAME: KEY=VALUE KEY=VALUE', got {text!r}",
+                **mistake("option-value", "arm", text),
+            )
         if name in arms:
-            raise ConfigError(f"expected --arm {name} once, got it twice: give another name")
+            raise ConfigError(
+                f"expected --arm {name} once, got it twice: give another name",
+                **mistake("repeated-option", name),
+            )
         try:
             words = shlex.split(settings_text)
         except ValueError as error:  # such as a quotation without an end
@@ -248,7 +268,10 @@ def compare_command(inputs: CommandInputs, flags: ComparisonFlags) -> int:
         check_trusted(code, trust=False, origin=flags.arms or "")
     for name, settings in parse_arms(flags.arm).items():
         if name in arms:
-            raise ConfigError(f"expected arm {name} once, got it in {flags.arms} and by --arm")
+            raise ConfigError(
+                f"expected arm {name} once, got it in {flags.arms} and by --arm",
+                **mistake("repeated-option", name),
+            )
         arms[name] = settings
     default_methods = [] if arms else ["local", "fedavg", "fedopt"]
     method_names = (
@@ -307,7 +330,10 @@ def parse_ranges(texts: Sequence[str] | None) -> dict[str, str]:
         key, equals, values = text.partition("=")
         key = key.strip().replace("-", "_")
         if not equals or key in range_by_key:
-            raise ConfigError(f"expected --range KEY=LOW:HIGH, each key once, got {text!r}")
+            raise ConfigError(
+                f"expected --range KEY=LOW:HIGH, each key once, got {text!r}",
+                **mistake("option-value", "range", text),
+            )
         range_by_key[key] = values
     return range_by_key
 
@@ -398,7 +424,10 @@ def train_agent_command(
 
     config = inputs.config
     if config.out is None:
-        raise ConfigError("expected a folder for the agent, got none: give --out FOLDER")
+        raise ConfigError(
+            "expected a folder for the agent, got none: give --out FOLDER",
+            **mistake("missing-option", "out"),
+        )
     if episodes < 1 or seeds < 1:
         raise ConfigError(f"expected 1 or more episodes and seeds, got {episodes} and {seeds}")
     out = Path(config.out)
@@ -450,7 +479,10 @@ def parse_only(texts: Sequence[str], datasets: str | None) -> dict[str, list[str
     for text in all_texts:
         key, equals, values = text.partition("=")
         if not equals or key in values_by_key:
-            raise ConfigError(f"expected --only KEY=VALUE,VALUE, each key once, got {text!r}")
+            raise ConfigError(
+                f"expected --only KEY=VALUE,VALUE, each key once, got {text!r}",
+                **mistake("option-value", "only", text),
+            )
         values_by_key[key] = _parse_csv_line(values, f"--only {key}")
     return values_by_key
 
@@ -467,7 +499,10 @@ def _parse_csv_line(text: str, what: str) -> list[str]:
         row = []
     values = [value.strip() for value in row]
     if not values or not all(values):
-        raise ConfigError(f'expected {what} as a list like a,b or "a, b",c, got {text!r}')
+        raise ConfigError(
+            f'expected {what} as a list like a,b or "a, b",c, got {text!r}',
+            **mistake("option-value", what.removeprefix("--"), text),
+        )
     return values
 
 

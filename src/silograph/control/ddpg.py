@@ -49,7 +49,7 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 from silograph.control.base import Controller, ControllerState, Knob, Knobs, RunStanding
-from silograph.core.errors import ConfigError
+from silograph.core.errors import ConfigError, mistake, read_mistake
 from silograph.core.files import check_regular, write_atomic
 from silograph.core.key import Key
 from silograph.core.payload import fields_under, with_prefix
@@ -274,17 +274,23 @@ def read_agent(
         ConfigError: it cannot be read, or it is no agent of such states, knobs and clients.
     """
     if Path(path).is_dir():
-        raise ConfigError(f"expected an agent in {path}, got a folder: {MEND}")
+        raise ConfigError(
+            f"expected an agent in {path}, got a folder: {MEND}", **mistake("wrong-format", path)
+        )
     check_regular(path)
     try:
         with safe_open(path, framework="pt") as file:
             if file.metadata() == OLD_FORMAT:
                 raise ConfigError(
                     f"expected an agent of this version in {path}, got an older one, whose reward "
-                    "counted time otherwise: train it again"
+                    "counted time otherwise: train it again",
+                    **mistake("other-version", None, None),
                 )
             if (file.metadata() or {}) != FORMAT:
-                raise ConfigError(f"expected an agent in {path}, got another file: {MEND}")
+                raise ConfigError(
+                    f"expected an agent in {path}, got another file: {MEND}",
+                    **mistake("wrong-format", path),
+                )
             names = file.keys()
             shapes = {name: tuple(file.get_slice(name).get_shape()) for name in names}
             expected_shapes = {name: tuple(t.shape) for name, t in like.items()}
@@ -294,11 +300,18 @@ def read_agent(
                 raise ConfigError(_misfit_message(path, shapes, expected_shapes, clients_message))
             agent = {name: file.get_tensor(name) for name in expected_shapes}
     except FileNotFoundError:
-        raise ConfigError(f"expected an agent in {path}, got no such file: {MEND}") from None
+        raise ConfigError(
+            f"expected an agent in {path}, got no such file: {MEND}",
+            **mistake("missing-file", path),
+        ) from None
     except SafetensorError as error:
-        raise ConfigError(f"expected an agent in {path}, got: {error}: {MEND}") from None
+        raise ConfigError(
+            f"expected an agent in {path}, got: {error}: {MEND}", **mistake("wrong-format", path)
+        ) from None
     except OSError as error:
-        raise ConfigError(f"expected an agent in {path}, got: {error}") from None
+        raise ConfigError(
+            f"expected an agent in {path}, got: {error}", **read_mistake(error, path)
+        ) from None
     for name, t in agent.items():
         if t.dtype is not like[name].dtype:
             raise ConfigError(

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from silograph.control.base import Controller, ControllerState, Knobs, RunStanding
 from silograph.control.ddpg import DDPG, AgentOptions, action_size, to_knobs
-from silograph.core.errors import ConfigError
+from silograph.core.errors import ConfigError, mistake
 from silograph.core.key import Key
 
 # --- drawn ---------------------------------------------------------------------------------------
@@ -51,7 +51,8 @@ def by_policy(options: Any, otherwise: Controller) -> Controller:
     if options.agent is not None and options.policy != "ddpg":
         raise ConfigError(
             f"expected policy=ddpg with agent={options.agent}, got policy={options.policy}: give "
-            "--option policy=ddpg, or leave the agent out"
+            "--option policy=ddpg, or leave the agent out",
+            **mistake("conflicting-options", ["policy", "agent"]),
         )
     if options.policy == "ddpg":
         agent_options = AgentOptions(

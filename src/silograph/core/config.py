@@ -19,7 +19,7 @@ from typing import Annotated, Any, Literal, TypeVar, cast, get_type_hints
 from pydantic import BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass as checked_dataclass
 
-from silograph.core.errors import ConfigError, unknown
+from silograph.core.errors import ConfigError, mistake, reword_error, unknown
 from silograph.core.setting_values import (
     Range,
     choice,
@@ -461,10 +461,17 @@ def checked(kind: type[T], values: Mapping[str, Any], source: str, hint: str = "
     for name in values:
         if name not in names:
             if not names:
-                raise ConfigError(f"expected no options in {source}, got {name!r}")
+                raise ConfigError(
+                    f"expected no options in {source}, got {name!r}",
+                    **mistake("unknown-name", f"key in {source}", name, None, []),
+                )
             what = "option" if source == "options" else f"key in {source}"
-            line = str(unknown(what, name, names))
-            raise ConfigError(line if line.endswith("?") else f"{line}{hint}")
+            error = unknown(what, name, names)
+            raise (
+                error
+                if str(error).endswith("?")
+                else reword_error(error, f"{error}{hint}", ConfigError)
+            )
     try:
         return cast(T, _validator(cast(Any, kind)).validate_python(dict(values)))
     except ValidationError as error:
@@ -477,7 +484,8 @@ def checked(kind: type[T], values: Mapping[str, Any], source: str, hint: str = "
         where = ".".join(loc) or source
         source_hint = "" if source == "options" else f" ({source})"
         raise ConfigError(
-            f"{where}: {reason}, got {short_repr(first['input'])}{source_hint}"
+            f"{where}: {reason}, got {short_repr(first['input'])}{source_hint}",
+            **mistake("option-value", where, first["input"]),
         ) from None
 
 
@@ -563,7 +571,8 @@ def check_read(options: Any, kind: str, what: str) -> None:
             raise ConfigError(
                 f"option {kind}.{f.name}: {what} does not read it with "
                 f"{other}={_text(values[other])}, got {values[f.name]}: leave it out, "
-                f"or give {other}={values_that_read}"
+                f"or give {other}={values_that_read}",
+                **mistake("unread-option", f"{kind}.{f.name}", what),
             )
 
 

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
-from silograph.core.errors import ConfigError, DataError, SilographError
+from silograph.core.errors import ConfigError, DataError, SilographError, mistake
 
 SPECIAL_FILES = {
     stat.S_IFDIR: "a folder",
@@ -68,7 +68,8 @@ def check_regular(
         kind = SPECIAL_FILES.get(stat.S_IFMT(mode), "something else")
         raise error_type(
             f"expected {expected} at {os.fspath(path)}, got {kind}: remove it, or put the file "
-            "itself there"
+            "itself there",
+            **mistake("wrong-format", path),
         )
 
 
@@ -188,10 +189,14 @@ def check_new_file(out: Path) -> None:
     if os.path.lexists(out):
         raise ConfigError(
             f"expected a file that does not exist yet, got {out}: choose another --out, nothing "
-            "was overwritten"
+            "was overwritten",
+            **mistake("existing-output", out),
         )
     if not out.parent.is_dir():
-        raise ConfigError(f"expected an existing folder for --out, got {out.parent}")
+        raise ConfigError(
+            f"expected an existing folder for --out, got {out.parent}",
+            **mistake("unwritable-path", out.parent),
+        )
 
 
 def to_text(rows: Iterable[Sequence[object]]) -> str:

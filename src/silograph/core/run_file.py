@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from silograph.core.config import SCORED_ON_RECEIPT, RunConfig
-from silograph.core.errors import ConfigError
+from silograph.core.errors import ConfigError, mistake, read_mistake
 from silograph.core.files import check_regular
 from silograph.core.setting_values import Scalar
 
@@ -29,9 +29,13 @@ def read_toml(path: str | Path, *, anew: bool = False) -> dict[str, Any]:
         check_regular(path, "a run file", ConfigError)
         values = tomllib.loads(Path(path).read_text(encoding="utf-8"))
     except OSError as error:
-        raise ConfigError(f"expected a run file at {path}, got: {error.strerror}") from None
+        raise ConfigError(
+            f"expected a run file at {path}, got: {error.strerror}", **read_mistake(error, path)
+        ) from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"expected TOML in {path}, got: {error}") from None
+        raise ConfigError(
+            f"expected TOML in {path}, got: {error}", **mistake("wrong-format", path)
+        ) from None
     if DEFAULTS not in values:
         return values
     defaults, options = values.pop(DEFAULTS), values.pop("options", {})
@@ -40,12 +44,14 @@ def read_toml(path: str | Path, *, anew: bool = False) -> dict[str, Any]:
     default_options = defaults.pop("options", {}) if isinstance(defaults, dict) else None
     if not isinstance(default_options, dict) or not isinstance(options, dict):
         raise ConfigError(
-            f"expected tables [options], [{DEFAULTS}] and [{DEFAULTS}.options] in {path}"
+            f"expected tables [options], [{DEFAULTS}] and [{DEFAULTS}.options] in {path}",
+            **mistake("wrong-format", path),
         )
     names = {f.name for f in dataclasses.fields(RunConfig)}
     if unknown_keys := sorted({*defaults} - names):
         raise ConfigError(
-            f"expected keys of a run under [{DEFAULTS}] in {path}, got {unknown_keys[0]}"
+            f"expected keys of a run under [{DEFAULTS}] in {path}, got {unknown_keys[0]}",
+            **mistake("unknown-name", "key", unknown_keys[0], None, sorted(names)),
         )
     if anew:
         return {**values, "options": options}
@@ -97,7 +103,9 @@ def parse_option(text: str) -> tuple[str, Scalar]:
     """
     name, equals, value = text.partition("=")
     if not equals or not name.strip():
-        raise ConfigError(f"expected --option NAME=VALUE, got {text!r}")
+        raise ConfigError(
+            f"expected --option NAME=VALUE, got {text!r}", **mistake("option-value", "option", text)
+        )
     try:
         parsed = tomllib.loads(f"value = {value}")["value"]
     except tomllib.TOMLDecodeError:
@@ -115,6 +123,9 @@ def parse_options(texts: Iterable[str]) -> dict[str, Scalar]:
     for text in texts:
         name, value = parse_option(text)
         if name in options:
-            raise ConfigError(f"expected --option {name} once, got it twice: leave one of them out")
+            raise ConfigError(
+                f"expected --option {name} once, got it twice: leave one of them out",
+                **mistake("repeated-option", name),
+            )
         options[name] = value
     return options

@@ -19,7 +19,7 @@ from typing import Any, Literal
 
 from pydantic_core import PydanticCustomError
 
-from silograph.core.errors import ConfigError
+from silograph.core.errors import ConfigError, mistake
 from silograph.core.files import check_regular
 
 UNITS = {"": 1, "B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9}
@@ -63,7 +63,8 @@ def parse_speeds(text: str) -> tuple[float, ...] | None:
     if not all(speed > 0 for speed in speeds):
         raise ConfigError(
             f"speeds: expected equal, lognormal, or numbers above 0 of 10^9 operations a second "
-            f"such as 1,2,4, got {text!r}"
+            f"such as 1,2,4, got {text!r}",
+            **mistake("option-value", "speeds", text),
         )
     return speeds
 
@@ -84,7 +85,8 @@ def parse_links(text: str) -> tuple[tuple[float, float], ...]:
         if not colon or not link[0] > 0 or not link[1] >= 0:
             raise ConfigError(
                 f"links: expected MB/s:SECONDS of latency for each call, such as 10:0.05 or "
-                f"10:0.05,0.5:0.2, got {text!r}"
+                f"10:0.05,0.5:0.2, got {text!r}",
+                **mistake("option-value", "links", text),
             )
         links.append(link)
     return tuple(links)
@@ -267,7 +269,8 @@ def parse_rate_schedule(text: str, rounds: int, warmup: int) -> RateSchedule:
     if warmup >= rounds and warmup:
         raise ConfigError(
             f"expected fewer rounds of warm-up than rounds, got warmup_rounds={warmup} with "
-            f"rounds={rounds}"
+            f"rounds={rounds}",
+            **mistake("option-value", "warmup_rounds", warmup),
         )
     if text == "constant":
         return RateSchedule("constant", rounds, warmup)
@@ -282,7 +285,8 @@ def parse_rate_schedule(text: str, rounds: int, warmup: int) -> RateSchedule:
     ):
         raise ConfigError(
             f"expected lr_schedule constant, cosine, or step:ROUNDS:FACTOR with a factor above 0 "
-            f"and at most 1 such as step:30:0.1, got {text!r}"
+            f"and at most 1 such as step:30:0.1, got {text!r}",
+            **mistake("option-value", "lr_schedule", text),
         )
     return RateSchedule("step", rounds, warmup, int(step_rounds), factor)
 
@@ -429,7 +433,8 @@ def num_layers(hidden: int | str | None, layers: int | None) -> int:
     if layers is not None and layers != count:
         raise ConfigError(
             f"expected {count} layers with hidden={hidden}, got {layers}: leave layers out, or "
-            "give one width for all"
+            "give one width for all",
+            **mistake("conflicting-options", ["layers", "hidden"]),
         )
     return count
 

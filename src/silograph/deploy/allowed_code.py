@@ -14,7 +14,7 @@ from types import ModuleType
 from torch import nn
 
 from silograph.core.config import RunConfig, make_config
-from silograph.core.errors import ConfigError, SilographError, lookup
+from silograph.core.errors import ConfigError, SilographError, lookup, mistake
 from silograph.core.resolved_config import ResolvedConfig
 from silograph.experiment.resolve.parts import with_default_model
 from silograph.experiment.resolve.resolve import choose, resolve
@@ -199,7 +199,8 @@ class AllowedCode:
         if name not in self.sources:
             raise ConfigError(
                 f"this silo has not allowed {one_line(name)!r}, which the run needs: start it with "
-                "--allow-code and the file or package of that name, or leave the run"
+                "--allow-code and the file or package of that name, or leave the run",
+                **mistake("untrusted-code", one_line(name)),
             )
         return self.sources[name]
 

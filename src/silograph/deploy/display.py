@@ -14,7 +14,7 @@ from logging.handlers import WatchedFileHandler
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from silograph.core.errors import ConfigError, unknown
+from silograph.core.errors import ConfigError, mistake, reword_error, unknown
 from silograph.core.files import opens_private
 from silograph.core.text import count_of, printable
 from silograph.experiment.report.reading import size_text
@@ -372,13 +372,17 @@ def logging_to(file: Path | None, level: str = "info") -> Iterator[None]:
         ConfigError: another level, or a file that cannot be written.
     """
     if level not in LEVELS:
-        raise ConfigError(f"log_level: {unknown('level', level, LEVELS)}")
+        error = unknown("level", level, LEVELS)
+        raise reword_error(error, f"log_level: {error}", ConfigError)
     handlers: list[logging.Handler] = [ForPeople()]
     if file is not None:
         try:
             handlers.append(ToFile(file, encoding="utf-8"))
         except OSError as error:
-            raise ConfigError(f"expected a log to write at {file}, got: {error.strerror}") from None
+            raise ConfigError(
+                f"expected a log to write at {file}, got: {error.strerror}",
+                **mistake("unwritable-path", file),
+            ) from None
         handlers[-1].setFormatter(JsonLines())
     before = LOG.level
     LOG.setLevel(LEVELS[level])

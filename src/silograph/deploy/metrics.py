@@ -12,7 +12,7 @@ from socketserver import ThreadingTCPServer
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-from silograph.core.errors import ConfigError
+from silograph.core.errors import ConfigError, mistake
 from silograph.core.resolved_config import ResolvedConfig
 from silograph.deploy.display import SilosProgress, show_silos
 from silograph.experiment.result_files import Row
@@ -47,7 +47,10 @@ def address_of(text: str) -> tuple[str, int]:
     try:
         return split_address(text if ":" in text else f"{HOST}:{text}", "metrics")
     except ConfigError:
-        raise ConfigError(f"metrics: expected PORT or HOST:PORT, got {text!r}") from None
+        raise ConfigError(
+            f"metrics: expected PORT or HOST:PORT, got {text!r}",
+            **mistake("option-value", "metrics", text),
+        ) from None
 
 
 @contextmanager
@@ -66,7 +69,7 @@ def serve_metrics(text: Callable[[], bytes], address: str) -> Iterator[str]:
         server = _Server((host, port), text)
     except OSError as error:
         line = f"metrics: expected a free address, got {address}: {error.strerror}"
-        raise ConfigError(line) from None
+        raise ConfigError(line, **mistake("option-value", "metrics", address)) from None
     thread = threading.Thread(target=server.serve_forever, args=(0.1,), daemon=True)
     thread.start()
     try:

@@ -19,7 +19,14 @@ from pydantic.dataclasses import dataclass as checked_dataclass
 from torch import Tensor
 
 from silograph.core.config import STRICT, RunConfig, checked
-from silograph.core.errors import ConfigError, canonical_name, lookup
+from silograph.core.errors import (
+    ConfigError,
+    canonical_name,
+    lookup,
+    mistake,
+    read_mistake,
+    reword_error,
+)
 from silograph.core.files import opens_private
 from silograph.core.kinds import Kind
 from silograph.core.resolved_config import ResolvedConfig, resolved_values
@@ -135,29 +142,34 @@ class ProposedRun:
     runs_of_server: int = 0
 
 
-def why_refused(policy: SiloPolicy, run: ProposedRun) -> str | None:
-    """Return the first rule that a run breaks, as one line; None if it breaks none."""
+def refusal_of(policy: SiloPolicy, run: ProposedRun) -> ConfigError | None:
+    """Return the error for the first rule that a run breaks; None if it breaks none."""
     return next(_broken_rules(policy, run), None)
 
 
-def _broken_rules(policy: SiloPolicy, run: ProposedRun) -> Iterator[str]:
-    """Yield the rules that a run breaks, each as one line."""
+def _broken_rules(policy: SiloPolicy, run: ProposedRun) -> Iterator[ConfigError]:
+    """Yield the error for each rule that a run breaks."""
     config = run.config
     yield from _missing_permissions(policy, run)
     for kind in kinds_sent(run.program) if policy.kinds is not None else ():
         if kind not in (policy.kinds or ()):
             kinds = f"kinds {', '.join(policy.kinds)}" if policy.kinds else "no kind"
-            yield _refusal_text(
-                f"replies of {kinds}", f"a run that sends {kind}", f"add {kind} to kinds there"
+            yield _refusal(
+                "kinds",
+                f"replies of {kinds}",
+                f"a run that sends {kind}",
+                f"add {kind} to kinds there",
             )
     if policy.most_rounds is not None and config.rounds > policy.most_rounds:
-        yield _refusal_text(
+        yield _refusal(
+            "most_rounds",
             f"at most {policy.most_rounds:,} rounds in a run",
             f"{config.rounds:,}",
             "raise most_rounds there",
         )
     if policy.least_silos is not None and config.clients < policy.least_silos:
-        yield _refusal_text(
+        yield _refusal(
+            "least_silos",
             f"at least {count_of(policy.least_silos, 'silo')}",
             f"{config.clients}",
             "lower least_silos there",
@@ -167,7 +179,8 @@ def _broken_rules(policy: SiloPolicy, run: ProposedRun) -> Iterator[str]:
         ("silos", policy.rows.min_silos, config.min_silos_per_row),
     ):
         if run.needs and run_minimum < minimum:
-            yield _refusal_text(
+            yield _refusal(
+                f"min_{name}",
                 f"at least {minimum} {name} behind each row",
                 f"a run with {run_minimum}",
                 f"let the server run with --min-{name}-per-row {minimum}, or lower min_{name} "
@@ -176,7 +189,8 @@ def _broken_rules(policy: SiloPolicy, run: ProposedRun) -> Iterator[str]:
     min_count = policy.evaluation_min_count or 0
     sends_counts = policy.evaluation != "none" or config.feature_drift
     if config.evaluation_min_count < min_count and sends_counts:
-        yield _refusal_text(
+        yield _refusal(
+            "evaluation_min_count",
             f"at least {count_of(min_count, 'node')} behind each count of an evaluation or of "
             "--feature-drift",
             f"a run with {config.evaluation_min_count}",
@@ -184,7 +198,8 @@ def _broken_rules(policy: SiloPolicy, run: ProposedRun) -> Iterator[str]:
             "evaluation_min_count there",
         )
     if policy.evaluate_clients == "participants" and not run.program.scoring.bounded:
-        yield _refusal_text(
+        yield _refusal(
+            "evaluate_clients",
             "only models that the silo trains from to be scored",
             "a run in which it scores those of rounds without it",
             "let the server run with --evaluate-clients participants or let all silos train, or "
@@ -201,19 +216,20 @@ def _broken_rules(policy: SiloPolicy, run: ProposedRun) -> Iterator[str]:
         ),
     ):
         if maximum is not None and runs + 1 > maximum:
-            yield _refusal_text(
-                f"at most {maximum:,} {what}", f"{prefix} {runs + 1:,}", f"raise {key} there"
+            yield _refusal(
+                key, f"at most {maximum:,} {what}", f"{prefix} {runs + 1:,}", f"raise {key} there"
             )
     if policy.most_bytes is not None and run.sent + run.least > policy.most_bytes:
         sent_text = f" after {size_text(run.sent)} that have left" if run.sent else ""
-        yield _refusal_text(
+        yield _refusal(
+            "most_bytes",
             f"at most {size_text(policy.most_bytes)} in a run",
             f"a run whose set-up and first round send {size_text(run.least)}{sent_text}",
             "raise most_bytes there",
         )
 
 
-def _missing_permissions(policy: SiloPolicy, run: ProposedRun) -> Iterator[str]:
+def _missing_permissions(policy: SiloPolicy, run: ProposedRun) -> Iterator[ConfigError]:
     """Yield what neither the policy nor this start allows, of methods and of rows of nodes."""
     allowed = {*(policy.methods or ()), *run.allow}
 
@@ -227,18 +243,22 @@ def _missing_permissions(policy: SiloPolicy, run: ProposedRun) -> Iterator[str]:
         methods = f"one of {', '.join(policy.methods)}" if policy.methods else "no method"
         pronoun = "it" if len(missing) == 1 else "them"
         remedy = f"add {pronoun} to methods there, start the silo with {flag(parts)}"
-        yield _refusal_text(methods, " and ".join(missing), remedy)
+        yield _refusal("methods", methods, " and ".join(missing), remedy)
     missing = [name for name in run.needs if name not in allowed]
     if missing:
         sends = ", nor to ".join(f"{name}, which {SENDS.get(name, ROWS)}" for name in missing)
-        yield (
+        yield ConfigError(
             f"this silo has not agreed to {sends} (docs/reference/policy.md): start it with "
-            f"{flag(run.needs)}, or leave the run"
+            f"{flag(run.needs)}, or leave the run",
+            **mistake("refused-by-policy", "methods"),
         )
 
 
-def _refusal_text(expected: str, got: str, remedy: str) -> str:
-    return f"expected {expected} by this silo's {POLICY}, got {got}: {remedy}, or leave the run"
+def _refusal(rule: str, expected: str, got: str, remedy: str) -> ConfigError:
+    return ConfigError(
+        f"expected {expected} by this silo's {POLICY}, got {got}: {remedy}, or leave the run",
+        **mistake("refused-by-policy", rule),
+    )
 
 
 def check_code(policy: SiloPolicy, digests: Mapping[str, str]) -> None:
@@ -254,7 +274,8 @@ def check_code(policy: SiloPolicy, digests: Mapping[str, str]) -> None:
             in_place = "" if listed_digest is None else f" in place of {listed_digest}"
             raise ConfigError(
                 f"expected code that {POLICY} lists under [code], got {name} with digest "
-                f'{digest}{in_place}: write "{name}" = "{digest}" there once you have read it'
+                f'{digest}{in_place}: write "{name}" = "{digest}" there once you have read it',
+                **mistake("refused-by-policy", "code"),
             )
 
 
@@ -273,16 +294,21 @@ def read_policy(folder: Path) -> SiloPolicy | None:
             return None
         raise ConfigError(
             f"expected a policy behind the link {path}, got none: without one nothing is limited; "
-            "mend the link, or remove it"
+            "mend the link, or remove it",
+            **mistake("missing-file", path),
         ) from None
     except OSError as error:
-        raise ConfigError(f"expected to read {path}, got: {error.strerror}") from None
+        raise ConfigError(
+            f"expected to read {path}, got: {error.strerror}", **read_mistake(error, path)
+        ) from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise ConfigError(f"{path}: expected TOML, got: {error}") from None
+        raise ConfigError(
+            f"{path}: expected TOML, got: {error}", **mistake("wrong-format", path)
+        ) from None
     try:
         return policy_of(values)
     except ConfigError as error:
-        raise ConfigError(f"{path}: {error}") from None
+        raise reword_error(error, f"{path}: {error}", ConfigError) from None
 
 
 def policy_of(values: Mapping[str, Any]) -> SiloPolicy:
@@ -389,9 +415,14 @@ def write_policy(folder: Path) -> Path:
         with open(path, "x", encoding="utf-8", opener=opens_private) as file:
             file.write(STRICT_POLICY)
     except FileExistsError:
-        raise ConfigError(f"expected no policy at {path} yet, got one: it stays as it is") from None
+        raise ConfigError(
+            f"expected no policy at {path} yet, got one: it stays as it is",
+            **mistake("existing-output", path),
+        ) from None
     except OSError as error:
-        raise ConfigError(f"expected to write {path}, got: {error.strerror}") from None
+        raise ConfigError(
+            f"expected to write {path}, got: {error.strerror}", **mistake("unwritable-path", path)
+        ) from None
     return path
 
 
@@ -459,12 +490,16 @@ def check_size(config: RunConfig, parts: Parts, silo: Silo) -> None:
         value = options.get(name, fields.get(name))
         if isinstance(value, int) and value > maximum:
             short_name = name.rpartition(".")[2]
-            raise ConfigError(f"expected {short_name} of at most {maximum} at a silo, got {value}")
+            raise ConfigError(
+                f"expected {short_name} of at most {maximum} at a silo, got {value}",
+                **mistake("refused-by-policy", short_name),
+            )
     steps = (config.local_epochs or 1) * batches_of(config, options, silo)
     if steps > MOST_STEPS:
         raise ConfigError(
             f"expected at most {MOST_STEPS:,} steps of a round at a silo, got {steps:,}: take "
-            "fewer local epochs, or fewer or larger batches"
+            "fewer local epochs, or fewer or larger batches",
+            **mistake("refused-by-policy", "steps"),
         )
     hidden = hidden_widths(config.hidden, config.layers)
     widths = silo.graph.num_features, *hidden, silo.num_classes
@@ -472,7 +507,8 @@ def check_size(config: RunConfig, parts: Parts, silo: Silo) -> None:
     if num_weights * int(options.get("model.heads") or 1) > MOST_WEIGHTS:
         raise ConfigError(
             f"expected a model of at most {MOST_WEIGHTS:,} weights at a silo, got about "
-            f"{num_weights:,}: take a smaller hidden width, or fewer layers"
+            f"{num_weights:,}: take a smaller hidden width, or fewer layers",
+            **mistake("refused-by-policy", "weights"),
         )
     _check_embeddings(int(options.get("model.embedding") or 0), options, silo)
 
@@ -483,12 +519,14 @@ def _check_embeddings(width: int, options: Mapping[str, Any], silo: Silo) -> Non
     if table_size > MOST_WEIGHTS:
         raise ConfigError(
             f"expected a table of items of at most {MOST_WEIGHTS:,} weights at a silo, got "
-            f"{table_size:,}: take fewer items (rows), or a smaller embedding"
+            f"{table_size:,}: take fewer items (rows), or a smaller embedding",
+            **mistake("refused-by-policy", "items"),
         )
     if width and isinstance(silo.graph.x, Tensor):
         num_values = width * int((silo.graph.x > 0).sum())  # a row for each user and item
         if num_values > MOST_IN_TABLES:
             raise ConfigError(
                 f"expected embeddings of at most {MOST_IN_TABLES:,} numbers at a silo, got more: "
-                "take a smaller embedding"
+                "take a smaller embedding",
+                **mistake("refused-by-policy", "embedding"),
             )

@@ -18,7 +18,13 @@ from typing import TYPE_CHECKING, Any
 from pydantic.dataclasses import dataclass as checked_dataclass
 
 from silograph.core.config import STRICT, RunConfig, checked, make_config
-from silograph.core.errors import CheckpointError, ConfigError, SilographError
+from silograph.core.errors import (
+    CheckpointError,
+    ConfigError,
+    SilographError,
+    mistake,
+    reword_error,
+)
 from silograph.core.files import check_regular, describe_exposure, write_atomic
 from silograph.core.numeric_state import standard_numerics, torch_threads
 from silograph.core.resolved_config import ResolvedConfig, resolved_values
@@ -189,7 +195,8 @@ def check_device_name(device: str) -> None:
     if re.fullmatch(r"cpu|cuda(:\d+)?", device) is None:
         raise ConfigError(
             f"device: expected cpu or cuda, on which silos compute, got {device!r}: a silo may "
-            "choose another by its own --device"
+            "choose another by its own --device",
+            **mistake("option-value", "device", device),
         )
 
 
@@ -276,7 +283,10 @@ def check_versions(silo: "Joined") -> None:
     if silo_versions.get("silograph") != server_versions["silograph"]:
         raise ConfigError(
             f"expected silograph {server_versions['silograph']} at {silo.name}, as at the server, "
-            f"got {silo_versions.get('silograph')}: install the same version"
+            f"got {silo_versions.get('silograph')}: install the same version",
+            **mistake(
+                "other-version", server_versions["silograph"], silo_versions.get("silograph")
+            ),
         )
     for name in NUMERIC:
         if silo_versions.get(name) != server_versions.get(name):
@@ -431,7 +441,8 @@ def resume_server(
         if folder.is_complete:
             raise ConfigError(
                 f"expected a run to go on with in {target}, got a complete one: its result is in "
-                "result.json"
+                "result.json",
+                **mistake("completed-run", target),
             )
         about = folder.about()
         config = make_config(read_toml(target / "config.toml"), source=f"{target}/config.toml")
@@ -613,7 +624,7 @@ class ServerSession:
             try:
                 self._record_node_counts(name, peer.answer(Type.DONE, server_settings.seconds))
             except (ConfigError, LostError) as error:
-                raise ConfigError(f"{name}: {error}") from None
+                raise reword_error(error, f"{name}: {error}", ConfigError) from None
         # All silos have agreed: open the session.
         limits = Limits(
             least=len(ids) if server_settings.least is None else server_settings.least,
@@ -705,7 +716,8 @@ class ServerSession:
                 raise ConfigError(
                     f"expected {count_of(self._num_silos, 'silo')} within "
                     f"{self._server_settings.patience:g} s, got {len(joined_by_name)} "
-                    f"({joined_names}): start them with silograph silo"
+                    f"({joined_names}): start them with silograph silo",
+                    **mistake("too-few-silos", self._num_silos, len(joined_by_name), None),
                 )
             joined_by_name[joined.name] = joined
             self._peers[joined.name] = joined.peer

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from silograph.core.config import RunConfig
-from silograph.core.errors import ConfigError
+from silograph.core.errors import ConfigError, mistake, read_mistake
 from silograph.core.text import count_of
 from silograph.federation.program import Program, calls_of
 from silograph.federation.session.engine import WEIGHTS
@@ -23,13 +23,15 @@ def read_roots(ca: Path | None, *, insecure: bool) -> bytes | None:
         if ca is not None:
             raise ConfigError(
                 "expected --ca or --insecure, which is without TLS, got both: leave --insecure "
-                f"out to use {ca}"
+                f"out to use {ca}",
+                **mistake("conflicting-options", ["ca", "insecure"]),
             )
         return None
     if ca is None:
         raise ConfigError(
             "expected the certificate of the server's authority, got none: give --ca FILE, or "
-            "--insecure to try it on this machine"
+            "--insecure to try it on this machine",
+            **mistake("missing-option", "ca"),
         )
     return read_file(ca, "ca")
 
@@ -74,7 +76,10 @@ def read_file(path: Path, setting: str) -> bytes:
     try:
         return path.read_bytes()
     except OSError as error:
-        raise ConfigError(f"{setting}: expected a file at {path}, got: {error.strerror}") from None
+        raise ConfigError(
+            f"{setting}: expected a file at {path}, got: {error.strerror}",
+            **read_mistake(error, path),
+        ) from None
 
 
 @dataclass(frozen=True)
@@ -133,20 +138,26 @@ def expected_silos(
         else tuple(check_name(n) for n in server_settings.silos)
     )
     if names is not None and len(set(names)) < len(names):
-        raise ConfigError(f"silos: expected every silo once, got {', '.join(names)}")
+        raise ConfigError(
+            f"silos: expected every silo once, got {', '.join(names)}",
+            **mistake("option-value", "silos", list(names)),
+        )
     num_silos = config.clients if names is None else len(names)
     if num_silos is None:
         raise ConfigError(
-            "silos: expected their names, or their number as clients=N, got neither: give one"
+            "silos: expected their names, or their number as clients=N, got neither: give one",
+            **mistake("missing-option", "silos"),
         )
     if config.clients not in (None, num_silos):
         raise ConfigError(
             f"silos: expected as many names as clients={config.clients}, got {num_silos}: leave "
-            "clients out"
+            "clients out",
+            **mistake("conflicting-options", ["silos", "clients"]),
         )
     if server_settings.least is not None and not 1 <= server_settings.least <= num_silos:
         raise ConfigError(
-            f"least: expected 1 to {count_of(num_silos, 'silo')}, got {server_settings.least}"
+            f"least: expected 1 to {count_of(num_silos, 'silo')}, got {server_settings.least}",
+            **mistake("option-value", "least", server_settings.least),
         )
     _check_seconds(server_settings)
     return names, num_silos
@@ -173,10 +184,14 @@ def known_keys(
         raise ConfigError(
             "expected the public keys of the silos, got none: give --keys with a file of the lines "
             "that silograph silo --make-key prints at each silo, or --accept-first-keys to give "
-            "each name to the first key that takes it"
+            "each name to the first key that takes it",
+            **mistake("missing-option", "keys"),
         )
     if server_settings.accept_first_keys:
-        raise ConfigError("expected --keys or --accept-first-keys, got both: leave one out")
+        raise ConfigError(
+            "expected --keys or --accept-first-keys, got both: leave one out",
+            **mistake("conflicting-options", ["keys", "accept_first_keys"]),
+        )
     keys = read_keys(server_settings.keys)
     if missing := [name for name in names or () if name not in keys]:
         raise ConfigError(
@@ -194,18 +209,24 @@ def known_keys(
 def _check_seconds(server_settings: ServerSettings) -> None:
     """Raise `ConfigError` for times that nobody can wait for."""
     if not server_settings.patience >= 0:
-        raise ConfigError(f"wait: expected 0 seconds or more, got {server_settings.patience:g}")
+        raise ConfigError(
+            f"wait: expected 0 seconds or more, got {server_settings.patience:g}",
+            **mistake("option-value", "wait", server_settings.patience),
+        )
     if not server_settings.rejoin >= 0:
         raise ConfigError(
-            f"rejoin_seconds: expected 0 seconds or more, got {server_settings.rejoin:g}"
+            f"rejoin_seconds: expected 0 seconds or more, got {server_settings.rejoin:g}",
+            **mistake("option-value", "rejoin_seconds", server_settings.rejoin),
         )
     if server_settings.seconds is not None and not server_settings.seconds > 0:
         raise ConfigError(
-            f"round_seconds: expected more than 0 seconds, got {server_settings.seconds:g}"
+            f"round_seconds: expected more than 0 seconds, got {server_settings.seconds:g}",
+            **mistake("option-value", "round_seconds", server_settings.seconds),
         )
     if server_settings.update_norm is not None and not server_settings.update_norm > 0:
         raise ConfigError(
-            f"max_update_norm: expected more than 0, got {server_settings.update_norm:g}"
+            f"max_update_norm: expected more than 0, got {server_settings.update_norm:g}",
+            **mistake("option-value", "max_update_norm", server_settings.update_norm),
         )
 
 
@@ -218,7 +239,9 @@ def check_update_norm(server_settings: ServerSettings, program: Program, method:
     ]
     if not calls:
         raise ConfigError(
-            f"expected a method whose silos answer with weights for --max-update-norm, got {method}"
+            "expected a method whose silos answer with weights for --max-update-norm, got "
+            f"{method}",
+            **mistake("conflicting-options", ["max_update_norm", "method"]),
         )
     sends_new_weights = any(
         n.startswith(WEIGHTS) and n not in c.inbox_specs for c in calls for n in c.reply_specs
@@ -226,7 +249,8 @@ def check_update_norm(server_settings: ServerSettings, program: Program, method:
     if sends_new_weights:
         raise ConfigError(
             "expected a method whose silos answer weights with what these have become, for "
-            f"--max-update-norm, got {method}: leave --max-update-norm out, or use fedavg"
+            f"--max-update-norm, got {method}: leave --max-update-norm out, or use fedavg",
+            **mistake("conflicting-options", ["max_update_norm", "method"]),
         )
 
 
@@ -239,13 +263,15 @@ def credentials(server_settings: ServerSettings) -> tuple[bytes, bytes] | None:
     if server_settings.insecure:
         if server_settings.certificate is not None:
             raise ConfigError(
-                "expected --certs or --insecure, which is without TLS, got both: leave one out"
+                "expected --certs or --insecure, which is without TLS, got both: leave one out",
+                **mistake("conflicting-options", ["certs", "insecure"]),
             )
         return None
     if server_settings.certificate is None:
         raise ConfigError(
             "expected the server's certificate and key, got none: give --certs DIR (silograph "
-            "certs makes one to try with), or --insecure on this machine"
+            "certs makes one to try with), or --insecure on this machine",
+            **mistake("missing-option", "certs"),
         )
     chain, key = server_settings.certificate
     return read_file(chain, "certs"), read_file(key, "certs")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from silograph.core.config import make_config
-from silograph.core.errors import ConfigError, SilographError, canonical_name, lookup
+from silograph.core.errors import ConfigError, SilographError, canonical_name, lookup, mistake
 from silograph.core.files import describe_exposure
 from silograph.core.numeric_state import standard_numerics
 from silograph.core.text import count_of
@@ -26,7 +26,7 @@ from silograph.deploy.policy import (
     check_complete_config,
     check_size,
     describe_policy,
-    why_refused,
+    refusal_of,
 )
 from silograph.deploy.server import check_deployable, check_device_name, check_start
 from silograph.deploy.server_settings import common_secret, read_roots, read_secrets
@@ -396,8 +396,8 @@ class OwnData:
         allow, sent, least = self.attendance.allow, audit.sent, plan.first.least
         runs, of_server = audit.others
         run = ProposedRun(run.config, run.program, run.needs, allow, sent, least, runs, of_server)
-        if (line := why_refused(self.policy, run)) is not None:
-            raise ConfigError(line)
+        if (refusal := refusal_of(self.policy, run)) is not None:
+            raise refusal
 
     def report_line(self, line: str) -> None:
         """Report a line to the silo's own people."""
@@ -415,7 +415,8 @@ class OwnData:
         except OSError as error:
             raise ConfigError(
                 f"expected to write {folder}, got: {error.strerror}; the silo's states of the run "
-                "stay where they are"
+                "stay where they are",
+                **mistake("unwritable-path", folder),
             ) from None
         self.report(Event(What.RESULT_STORED, self.silo.name, note=str(folder)))
 

@@ -19,7 +19,7 @@ from typing import Any, Literal
 
 import torch
 
-from silograph.core.errors import ConfigError
+from silograph.core.errors import ConfigError, mistake
 from silograph.core.files import check_regular, sync_folder, write_atomic
 from silograph.core.key import Key
 from silograph.core.payload import State, fields_under, tensors_under
@@ -109,7 +109,8 @@ def check_result_folder(folder: Path, runs: Collection[str] = ()) -> None:
     if not file_names <= {MODEL, RECOMMENDER, PREPARED, REPORT}:
         raise ConfigError(
             f"expected a folder for the result that does not exist yet, got {folder}: choose "
-            "another --result, nothing was overwritten"
+            "another --result, nothing was overwritten",
+            **mistake("existing-output", folder),
         )
 
 
@@ -123,7 +124,10 @@ def has_result(folder: Path, outcome: Outcome) -> bool:
         return False
     result = _read_result(folder)
     if (result.get("run"), result.get("best_round")) != (outcome.run, outcome.round):
-        raise ConfigError(f"expected no other result in {folder}, got one: nothing was overwritten")
+        raise ConfigError(
+            f"expected no other result in {folder}, got one: nothing was overwritten",
+            **mistake("existing-output", folder),
+        )
     return True
 
 
@@ -136,7 +140,8 @@ def _check_holds_own(folder: Path, run: SiloRun, outcome: Outcome) -> None:
     if has_own and not _read_result(folder).get("took_part"):
         raise ConfigError(
             f"expected a result with this silo's own model in {folder}, got one without: nothing "
-            "was overwritten; the silo's states of the run stay where they are"
+            "was overwritten; the silo's states of the run stay where they are",
+            **mistake("existing-output", folder),
         )
 
 

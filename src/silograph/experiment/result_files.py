@@ -13,7 +13,13 @@ from urllib.parse import quote
 
 from pydantic import TypeAdapter
 
-from silograph.core.errors import CheckpointError, DataError, SilographError, install_command
+from silograph.core.errors import (
+    CheckpointError,
+    DataError,
+    SilographError,
+    missing_package,
+    mistake,
+)
 from silograph.core.files import check_regular, from_cell, to_text, write_atomic
 
 if TYPE_CHECKING:
@@ -59,7 +65,8 @@ def check_format(about: Mapping[str, Any], path: Path) -> None:
         raise CheckpointError(
             f"expected a result folder of format {FORMAT} in {path.parent}, got format {version}, "
             f"as silograph {silograph_version} wrote it: read it with that version, or run it "
-            "again from its config.toml"
+            "again from its config.toml",
+            **mistake("other-version", FORMAT, version),
         )
 
 
@@ -83,7 +90,8 @@ def read_json(path: Path) -> dict[str, Any]:
 def damaged_file_error(path: Path, got: str) -> DataError:
     """Return the error for a file that can be read and is not as runs write it."""
     return DataError(
-        f"expected {path} as a run writes it, got: {got}: restore the file from a copy"
+        f"expected {path} as a run writes it, got: {got}: restore the file from a copy",
+        **mistake("damaged-file", path),
     )
 
 
@@ -112,7 +120,9 @@ def read_csv(path: Path) -> list[dict[str, str]]:
 def _no_table(path: Path, error: Exception) -> DataError:
     """Return the error for a damaged table."""
     return DataError(
-        f"expected a table in {path} as a run writes it, got: {error}: restore the file from a copy"
+        f"expected a table in {path} as a run writes it, got: {error}: restore the file from a "
+        "copy",
+        **mistake("damaged-file", path),
     )
 
 
@@ -167,7 +177,8 @@ def read_sums(folder: Path) -> dict[str, list[str]]:
     except (OSError, ValueError, RecursionError):
         raise CheckpointError(
             f"expected digests of the run's files in {folder / SUMS}, got none that can be "
-            "read: restore the file from a copy, or begin a new run"
+            "read: restore the file from a copy, or begin a new run",
+            **mistake("damaged-file", folder / SUMS),
         ) from None
 
 
@@ -236,7 +247,7 @@ def check_written(folder: Path, names: Sequence[str], mend: str = MEND) -> None:
     sums = read_sums(folder) if (folder / SUMS).is_file() else {}
     for name in digests.keys() & sums.keys():
         if line := describe_difference(folder / name, digests[name], sums[name], mend):
-            raise DataError(line)
+            raise DataError(line, **mistake("damaged-file", folder / name))
 
 
 def check_model_file(path: Path) -> None:
@@ -370,7 +381,8 @@ def without_digest(values: Mapping[str, Any], where: str) -> tuple[dict[str, Any
     if DIGEST in values and values[DIGEST] != _digest_of_values(plain):
         raise DataError(
             f"expected {where} as it was written, got another: it does not fit its digest, so it "
-            "has been altered or damaged: restore it from a copy"
+            "has been altered or damaged: restore it from a copy",
+            **mistake("damaged-file", where),
         )
     return plain, DIGEST in values
 
@@ -395,8 +407,7 @@ def frame_of(rows: Sequence[Mapping[str, Any]], instead: str) -> "pd.DataFrame":
     try:
         import pandas as pd
     except ImportError:
-        raise SilographError(
-            "expected pandas for to_dataframe(), got no such package: "
-            f"{install_command('pandas')}, or use {instead}"
+        raise missing_package(
+            "pandas", "to_dataframe()", "pandas", SilographError, otherwise=instead
         ) from None
     return pd.DataFrame(list(rows))

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 import silograph
-from silograph.core.errors import OpError, ProtocolError, SilographError
+from silograph.core.errors import OpError, ProtocolError, SilographError, mistake
 from silograph.core.key import Key
 from silograph.core.kinds import Kind
 from silograph.core.payload import Field, Payload, State, join, state_of, take_all
@@ -43,14 +43,10 @@ class AwayError(ProtocolError):
         needed: how many of them must return.
     """
 
-    def __init__(self, line: str, names: Sequence[str], needed: int) -> None:
-        super().__init__(line)
+    def __init__(self, line: str, names: Sequence[str], needed: int, **fields: Any) -> None:
+        super().__init__(line, **fields)
         self.names = tuple(names)
         self.needed = needed
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle all arguments, so that the error can leave a process pool."""
-        return type(self), (str(self), self.names, self.needed)
 
 
 Op = Callable[[Any, ClientBlock, State, Payload, Key], tuple[State, Payload]]
@@ -370,7 +366,8 @@ def failure(
     """
     return OpError(f"{op.__name__} failed with {_what(error)}{_place(error)}; "
                    f"{_scene(number, block)}; "
-                   f"inbox: {_fields(inbox)}; state: {_fields(state)}")  # fmt: skip
+                   f"inbox: {_fields(inbox)}; state: {_fields(state)}",
+                   **mistake("op", op.__name__, number))  # fmt: skip
 
 
 @contextmanager
@@ -389,7 +386,9 @@ def at_server(function: Callable[..., Any], owner: str, number: int) -> Iterator
             raise
         name = getattr(function, "__name__", type(function).__name__)  # a step may be a value
         line = f"{name} of {owner} failed with {_what(error)}{_place(error)}"
-        raise OpError(f"{line}; round {number}, at the server") from error
+        raise OpError(
+            f"{line}; round {number}, at the server", **mistake("op", name, number)
+        ) from error
 
 
 @contextmanager

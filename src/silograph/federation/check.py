@@ -6,7 +6,7 @@ Without this, an op that breaks a rule would be noticed on some block sizes and 
 from collections.abc import Mapping
 from typing import Any
 
-from silograph.core.errors import ProtocolError
+from silograph.core.errors import ProtocolError, mistake
 from silograph.core.key import Key
 from silograph.core.payload import (
     Field,
@@ -79,7 +79,10 @@ def check_fields(
             elif ends != sorted(ends):
                 problem = f"ascending offsets, got {ends[:9]}"
         if problem:
-            raise ProtocolError(f"expected {problem} for {name!r} in {where}")
+            raise ProtocolError(
+                f"expected {problem} for {name!r} in {where}",
+                **mistake("field-out-of-bounds", name, where),
+            )
 
 
 def of_round(cfg: Any, number: int) -> Any:

@@ -22,7 +22,7 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor
 
-from silograph.core.errors import CheckpointError
+from silograph.core.errors import CheckpointError, mistake, read_mistake
 from silograph.core.files import check_regular, replacing, sync_folder
 from silograph.core.payload import Patched, Ragged, Stacked, State, StateField, patched_problem
 
@@ -214,11 +214,16 @@ def read_checkpoint(path: Path, number: int) -> Checkpoint:
     try:
         checkpoint = from_bytes(path.read_bytes())
     except OSError as error:
-        raise CheckpointError(f"expected {path.name}, got: {error.strerror}") from None
+        raise CheckpointError(
+            f"expected {path.name}, got: {error.strerror}", **read_mistake(error, path)
+        ) from None
     except CheckpointError as error:
-        raise CheckpointError(f"{path.name}: {error}") from None
+        raise CheckpointError(f"{path.name}: {error}", **mistake("damaged-file", path)) from None
     if checkpoint.round != number:
-        raise CheckpointError(f"{path.name}: expected round {number}, got {checkpoint.round}")
+        raise CheckpointError(
+            f"{path.name}: expected round {number}, got {checkpoint.round}",
+            **mistake("damaged-file", path),
+        )
     return checkpoint
 
 
@@ -378,5 +383,6 @@ class CheckpointFolder:
         """Return the error for a folder none of whose checkpoints can be used, and why."""
         return CheckpointError(
             f"expected a usable checkpoint in {self.path}, got none: {'; '.join(problems)}: "
-            "restore what is missing from a copy, or begin a new run"
+            "restore what is missing from a copy, or begin a new run",
+            **mistake("missing-checkpoint", self.path),
         )

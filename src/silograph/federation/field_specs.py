@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
-from silograph.core.errors import ProtocolError
+from silograph.core.errors import ProtocolError, mistake
 from silograph.core.payload import Field, Patched, Ragged, Shared, Stacked
 from silograph.graph.block.block import ClientBlock, Route, table_rows
 from silograph.graph.graph import label_form
@@ -147,7 +147,10 @@ def check_against(
     unknown = fields.keys() - specs.keys()
     if missing or unknown:
         what = f"{min(missing)!r}, got none" if missing else f"no field {min(unknown)!r}"
-        raise ProtocolError(f"expected {what} in {where}")
+        raise ProtocolError(
+            f"expected {what} in {where}",
+            **mistake("field-out-of-bounds", min(missing or unknown), where),
+        )
     others = {"own": fields, "marked": fields, **(others or {})}
     for name, spec in specs.items():
         if name not in fields:
@@ -157,7 +160,10 @@ def check_against(
         if problem is None and values:
             problem = _value_problem(value, spec, extent, finite=finite)
         if problem:
-            raise ProtocolError(f"expected {problem} for {name!r} in {where}")
+            raise ProtocolError(
+                f"expected {problem} for {name!r} in {where}",
+                **mistake("field-out-of-bounds", name, where),
+            )
 
 
 def _shape_problem(

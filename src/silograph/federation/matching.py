@@ -21,7 +21,7 @@ from typing import Any, get_args
 import numpy as np
 import torch
 
-from silograph.core.errors import ConfigError, DataError, ProtocolError
+from silograph.core.errors import ConfigError, DataError, ProtocolError, mistake
 from silograph.core.payload import Field, Payload, Ragged, offsets
 from silograph.core.text import printable
 from silograph.graph.block.block import Route
@@ -418,7 +418,10 @@ def agree(silos: Silos) -> Route:
         return result.route
     first = result.disagreements[0]
     silo = next(silo for silo in silos.members if silo.name == first.silo)
-    raise DataError(explain(silo, secrets, run, first))
+    raise DataError(
+        explain(silo, secrets, run, first),
+        **mistake("silos-disagree", "edges", first.silo, first.other),
+    )
 
 
 def _common(hellos: Sequence[Hello]) -> SiloFacts:
@@ -431,7 +434,10 @@ def _common(hellos: Sequence[Hello]) -> SiloFacts:
             if name == "weighted" or (name == "feature_names" and not (value and other_value)):
                 common[name] = value or other_value
             elif other_value != value:
-                raise DataError(_difference(name, first.name, value, each.name, other_value))
+                raise DataError(
+                    _difference(name, first.name, value, each.name, other_value),
+                    **mistake("silos-disagree", name, each.name, first.name),
+                )
     return SiloFacts(**common)
 
 

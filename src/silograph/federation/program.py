@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from silograph.core.errors import PolicyError, ProtocolError
+from silograph.core.errors import PolicyError, ProtocolError, mistake
 from silograph.core.key import Key
 from silograph.core.kinds import RECEIVED, Kind
 from silograph.core.payload import Field, Payload, Ragged, State
@@ -97,7 +97,9 @@ class Call:
         )
         problem = None if own or self.problem is None else self.problem(inbox, reply)
         if problem is not None:
-            raise ProtocolError(f"expected {problem} in {where}")
+            raise ProtocolError(
+                f"expected {problem} in {where}", **mistake("field-out-of-bounds", None, where)
+            )
 
 
 @dataclass(frozen=True, eq=False)
@@ -261,7 +263,10 @@ class Program:
     def check_number(self, number: int) -> None:
         """Raise `ProtocolError` where there is no such round."""
         if not BLANK <= number <= self.rounds:
-            raise ProtocolError(f"expected a round up to {self.rounds}, got {number}")
+            raise ProtocolError(
+                f"expected a round up to {self.rounds}, got {number}",
+                **mistake("call-not-agreed", number),
+            )
 
     def steps(self, number: int) -> Steps:
         """Return the steps of a round; BLANK has none.
@@ -405,7 +410,8 @@ class Course:
     def _check_no_failed_call(self) -> None:
         if self._has_failed_call:
             raise ProtocolError(
-                f"expected LOAD after a call of round {self._round} that has failed, got another"
+                f"expected LOAD after a call of round {self._round} that has failed, got another",
+                **mistake("call-not-agreed", self._round),
             )
 
     def check_whole(self) -> None:
@@ -413,7 +419,8 @@ class Course:
         self._check_no_failed_call()
         if not can_end(self._remaining):
             raise ProtocolError(
-                f"expected {_names(self._remaining)} before round {self._round} is over"
+                f"expected {_names(self._remaining)} before round {self._round} is over",
+                **mistake("call-not-agreed", self._round),
             )
 
     def check_state(self, state: State, extent: Extent, *, own: bool = False) -> None:
@@ -435,10 +442,14 @@ class Course:
         """Raise `ProtocolError` unless the server may send this as the result of the run."""
         self.check_whole()
         if self._round < 1:
-            raise ProtocolError("expected a round before the result of the run, got none")
+            raise ProtocolError(
+                "expected a round before the result of the run, got none",
+                **mistake("call-not-agreed", number),
+            )
         if not 0 < number <= self.program.rounds:
             raise ProtocolError(
-                f"expected a best round from 1 to {self.program.rounds}, got {number}"
+                f"expected a best round from 1 to {self.program.rounds}, got {number}",
+                **mistake("call-not-agreed", number),
             )
         check_against(fields, self.program.result, extent, "the result of the run", finite=True)
         self._check_may_be_over(number)
@@ -454,7 +465,8 @@ class Course:
             if not can_end(self.program.steps(between)):
                 raise ProtocolError(
                     f"expected calls of round {between} before the result of the run, got round "
-                    f"{number} as the best one"
+                    f"{number} as the best one",
+                    **mistake("call-not-agreed", number),
                 )
 
     def find(self, number: int, op: Op, what: Kind, key: Key) -> tuple[Call, Steps]:
@@ -473,10 +485,12 @@ class Course:
                 return call, after
         if matches:
             raise ProtocolError(
-                f"expected {op.__name__} with the key that the config's seed gives, got another"
+                f"expected {op.__name__} with the key that the config's seed gives, got another",
+                **mistake("call-not-agreed", number),
             )
         raise ProtocolError(
-            f"expected {_names(remaining)} in round {number}, as agreed, got {_name(op, what)}"
+            f"expected {_names(remaining)} in round {number}, as agreed, got {_name(op, what)}",
+            **mistake("call-not-agreed", number),
         )
 
     def _steps_of_round(self, number: int) -> Steps:
@@ -485,20 +499,28 @@ class Course:
         if self._closed is not None and number > self._closed:
             raise ProtocolError(
                 f"expected no call after the closing evaluation of round {self._closed}, got one "
-                f"of round {number}: start the silo again to go on"
+                f"of round {number}: start the silo again to go on",
+                **mistake("call-not-agreed", number),
             )
         if number < self._round:
-            raise ProtocolError(f"expected round {self._round} or a later one, got {number}")
+            raise ProtocolError(
+                f"expected round {self._round} or a later one, got {number}",
+                **mistake("call-not-agreed", number),
+            )
         self.check_whole()
         if self._is_restored:
             return steps
         if number - self._round > MOST_PASSED:
             raise ProtocolError(
-                f"expected one of the next {MOST_PASSED} rounds after {self._round}, got {number}"
+                f"expected one of the next {MOST_PASSED} rounds after {self._round}, got {number}",
+                **mistake("call-not-agreed", number),
             )
         for between in range(self._round + 1, number):
             if not can_end(self.program.steps(between)):
-                raise ProtocolError(f"expected calls of round {between}, got one of {number}")
+                raise ProtocolError(
+                    f"expected calls of round {between}, got one of {number}",
+                    **mistake("call-not-agreed", number),
+                )
         return steps
 
     def closes(self, number: int, after: Steps) -> bool:
@@ -516,7 +538,8 @@ class Course:
             if self._num_begun[number] == MOST_TIMES:
                 raise ProtocolError(
                     f"expected round {number} at most {MOST_TIMES} times, got it once more: start "
-                    "the silo again to go on"
+                    "the silo again to go on",
+                    **mistake("call-not-agreed", number),
                 )
             self._num_begun[number] += 1
         self._round, self._remaining, self._is_restored = number, after, False

@@ -17,7 +17,7 @@ import scipy.sparse as sp
 import torch
 
 from silograph.core.config import RunConfig
-from silograph.core.errors import ConfigError, DataError, unknown
+from silograph.core.errors import ConfigError, DataError, mistake, reword_error, unknown
 from silograph.core.numeric_state import standard_numerics
 from silograph.core.setting_values import ends_of
 from silograph.graph.csr import CSR
@@ -178,11 +178,14 @@ def load(
         file = f"{plain}.npz" + (f" or {FOLDERS[plain]}/raw" if plain in FOLDERS else "")
         raise DataError(
             f"expected {file} in one of {', '.join(map(str, folders))}, got no such file: "
-            f"put it there, or give its folder as data_dir or ${VARIABLE}"
+            f"put it there, or give its folder as data_dir or ${VARIABLE}",
+            **mistake("missing-file", file),
         )
     readable = {*EDGE_FORMATS, *RATING_FORMATS, *GRAPH_FILES}
     if ending_of(Path(name)) in readable or Path(name).suffix.lower() in OTHER_FORMATS:
-        raise DataError(f"expected a file or folder, got {name}: no such file")
+        raise DataError(
+            f"expected a file or folder, got {name}: no such file", **mistake("missing-file", name)
+        )
     raise unknown("dataset", name, DATASETS | ALIASES)
 
 
@@ -218,7 +221,8 @@ def check_scale(name: object, scale: float) -> None:
     if scale != 1:
         raise ConfigError(
             f"scale: expected 1 with {name}, got {scale}: only generated graphs have another, such "
-            f"as {PREFIX}reddit"
+            f"as {PREFIX}reddit",
+            **mistake("unread-option", "scale", str(name)),
         )
 
 
@@ -227,7 +231,8 @@ def check_columns(name: object, columns: ColumnNames | None) -> None:
     if columns is not None:
         raise ConfigError(
             "columns: expected a folder of nodes.csv and edges.csv, or of ratings.csv, got dataset "
-            f"{name}: give the folder of tables, or leave columns out"
+            f"{name}: give the folder of tables, or leave columns out",
+            **mistake("unread-option", "columns", str(name)),
         )
 
 
@@ -236,7 +241,8 @@ def check_rating_scale(name: object, rating_scale: object) -> None:
     if rating_scale is not None:
         raise ConfigError(
             f"rating_scale: expected a folder of ratings.csv, got dataset {name}: leave "
-            "rating_scale out"
+            "rating_scale out",
+            **mistake("unread-option", "rating_scale", str(name)),
         )
 
 
@@ -245,7 +251,8 @@ def check_na_values(name: object, na_values: object) -> None:
     if na_values is not None:
         raise ConfigError(
             "na_values: expected a folder of nodes.csv and edges.csv or an .npz file, got dataset "
-            f"{name}: leave na_values out"
+            f"{name}: leave na_values out",
+            **mistake("unread-option", "na_values", str(name)),
         )
 
 
@@ -254,7 +261,8 @@ def check_repeated_edges(name: object, repeated_edges: object) -> None:
     if repeated_edges is not None:
         raise ConfigError(
             f"repeated_edges: expected a file or folder of a graph, got dataset {name}: leave "
-            "repeated_edges out"
+            "repeated_edges out",
+            **mistake("unread-option", "repeated_edges", str(name)),
         )
 
 
@@ -281,11 +289,14 @@ def _load_path(
     with_labels: bool,
 ) -> Graph:
     if not path.exists():
-        raise DataError(f"expected a file or folder, got {path}: no such file")
+        raise DataError(
+            f"expected a file or folder, got {path}: no such file", **mistake("missing-file", path)
+        )
     if is_silo(path) or is_silos(path):
         raise DataError(
             f"expected one graph, got {path}, which holds silos' own data: use sg.read_silo or "
-            "sg.read_silos, or run the folder of all silos"
+            "sg.read_silos, or run the folder of all silos",
+            **mistake("wrong-format", path),
         )
     tables = tables_of(path)
     if not tables and not with_labels and (nodes := _first_table(path, "nodes", FORMATS)):
@@ -341,7 +352,8 @@ def _check_readable(path: Path) -> None:
         raise DataError(
             "expected a folder with nodes.csv and edges.csv, with ratings.csv (or .csv.gz, .tsv, "
             f".npz or .parquet), or one of the Open Graph Benchmark with raw and split, got {path}"
-            f"{_tables_in(path)}"
+            f"{_tables_in(path)}",
+            **mistake("wrong-format", path),
         )
     if path.is_file() and path.suffix.lower() != ".npz" and ending_of(path) in FORMATS:
         remedy = f"give its folder, {path.parent}"
@@ -350,10 +362,16 @@ def _check_readable(path: Path) -> None:
                 "give the folder of nodes.csv and edges.csv, or of ratings.csv, or use "
                 "sg.from_csv(nodes=..., edges=...) or sg.ratings(...)"
             )
-        raise DataError(f"expected an .npz file or a folder, got {path}: {remedy}")
+        raise DataError(
+            f"expected an .npz file or a folder, got {path}: {remedy}",
+            **mistake("wrong-format", path),
+        )
     what = other_format(path)
     if what is not None and path.is_file():
-        raise DataError(f"expected an .npz file or a folder, got {path}, {what}")
+        raise DataError(
+            f"expected an .npz file or a folder, got {path}, {what}",
+            **mistake("wrong-format", path),
+        )
 
 
 def _tables_in(folder: Path) -> str:
@@ -620,7 +638,7 @@ def load_pyg(name: str, root: Path) -> Graph:
         with _left_as_found(folder):
             return _graph(name, _data(name, root))
     except DataError as error:
-        raise DataError(f"{folder / 'raw'}: {error}") from None
+        raise reword_error(error, f"{folder / 'raw'}: {error}", DataError) from None
     except Exception as error:  # whatever network, disk or a damaged file may raise
         reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
         raise DataError(

@@ -33,7 +33,7 @@ import torch
 from scipy.special import expit, logit, ndtri
 from torch import Tensor
 
-from silograph.core.errors import ConfigError, DataError, lookup
+from silograph.core.errors import ConfigError, DataError, lookup, mistake
 from silograph.core.key import Key
 from silograph.core.numeric_state import standard_numerics
 from silograph.graph.csr import CSR
@@ -67,7 +67,10 @@ def data_folders(data_dir: str | os.PathLike[str] | None) -> list[Path]:
         if folder is not None:
             folders.append(Path(folder).expanduser())
             if not folders[-1].is_dir():
-                raise DataError(f"expected a folder as {what}, got {folder}: no such folder")
+                raise DataError(
+                    f"expected a folder as {what}, got {folder}: no such folder",
+                    **mistake("missing-file", folder),
+                )
     return [*folders, Path("../shared/data")]
 
 
@@ -571,7 +574,8 @@ def generate(
             make(recipe, folder, report or (lambda _what, _share: None))
         except OSError as error:
             raise DataError(
-                f"expected to keep {recipe.name} in {folder}, got: {error.strerror}"
+                f"expected to keep {recipe.name} in {folder}, got: {error.strerror}",
+                **mistake("unwritable-path", folder),
             ) from None
     return read(recipe, folder)
 
@@ -613,7 +617,8 @@ def read(recipe: GenerateRequest, folder: Path) -> Graph:
         reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
         raise DataError(
             f"expected a whole graph in {folder}, got {reason}: delete the folder, and it is made "
-            "again"
+            "again",
+            **mistake("damaged-file", folder),
         ) from None
     count = len(recipe.sizes)
     digits = len(str(count - 1))

@@ -81,7 +81,7 @@ from silograph.control.base import BATCHES, EXCHANGES, PREFIX, ROW_BYTES
 from silograph.control.bound_interval import MOVED, RATE
 from silograph.control.policy import AGENT, AGENT_SEED, AGENT_STATE, EXPLORE, TARGET, TIME
 from silograph.core.config import STRICT
-from silograph.core.errors import ConfigError, ProtocolError
+from silograph.core.errors import ConfigError, ProtocolError, mistake
 from silograph.core.key import Key
 from silograph.core.kinds import Kind
 from silograph.core.payload import (
@@ -292,26 +292,33 @@ def check(cfg: Config) -> None:
         raise ConfigError(
             "expected a model with a layer after the first that sums over neighbors, which reads "
             f"the rows that are exchanged, got none in {cfg.model.noun}: use model=sage, gcn, "
-            "graphconv, gin or appnp with layers=2 or more, or halo=none"
+            "graphconv, gin or appnp with layers=2 or more, or halo=none",
+            **mistake("conflicting-options", ["method", "model"]),
         )
     if cfg.schedule.batch_size is not None or not isinstance(cfg.schedule.neighbors, Full):
         name = "fanout" if isinstance(cfg.schedule.neighbors, Fanout) else "neighbors"
         name = name if cfg.schedule.batch_size is None else "batch_size"
         raise ConfigError(
             f"fedais draws batches and neighbors itself: leave {name} out; its options batches and "
-            "drawn say how many batches a round has, and how many neighbors a node draws"
+            "drawn say how many batches a round has, and how many neighbors a node draws",
+            **mistake("conflicting-options", ["method", name]),
         )
     if cfg.options.share_features and cfg.options.halo == "none":
-        raise ConfigError("expected a halo for share_features, got halo=none: leave one out")
+        raise ConfigError(
+            "expected a halo for share_features, got halo=none: leave one out",
+            **mistake("conflicting-options", ["halo", "share_features"]),
+        )
     if cfg.options.share_features and not cfg.sent.plain:
         raise ConfigError(
             "expected weights_as=exact and weight_rows=all with share_features, whose clients "
-            "train on features of others, too: leave one out"
+            "train on features of others, too: leave one out",
+            **mistake("conflicting-options", ["weights_as", "weight_rows", "share_features"]),
         )
     if not knobs_of_run(cfg.options):
         raise ConfigError(
             f"expected an option that policy={cfg.options.policy} can set, got none: leave out "
-            "nodes=all, for the ratio, or halo=none, for tau"
+            "nodes=all, for the ratio, or halo=none, for tau",
+            **mistake("conflicting-options", ["policy", "nodes", "halo"]),
         )
 
 

@@ -57,7 +57,7 @@ from torch import Tensor
 from silograph.control import FIXED, Controller, by_policy, knob_specs
 from silograph.control.policy import AGENT, AGENT_SEED, AGENT_STATE, EXPLORE, TARGET, TIME
 from silograph.core.config import STRICT
-from silograph.core.errors import ConfigError, ProtocolError
+from silograph.core.errors import ConfigError, ProtocolError, mistake
 from silograph.core.key import Key, mix_words, signed
 from silograph.core.kinds import Kind
 from silograph.core.payload import (
@@ -450,13 +450,17 @@ def check(cfg: MethodConfig[FedGraphOptions]) -> None:
         raise ConfigError(
             "expected a model that sums over neighbors for fedgraph, which draws them, got "
             f"{cfg.model.noun}: use model=gcn, graphconv, gin, sage or appnp, or another method, "
-            "such as fedopt"
+            "such as fedopt",
+            **mistake("conflicting-options", ["method", "model"]),
         )
     schedule = cfg.schedule
     if not cfg.everyone_trains or schedule.batch_size is not None or schedule.epochs != 1:
         raise ConfigError(
             "expected participation=1, local_epochs=1 and no batch_size with fedgraph, whose "
-            "clients take their steps together: use --option kappa= and local_steps="
+            "clients take their steps together: use --option kappa= and local_steps=",
+            **mistake(
+                "conflicting-options", ["method", "participation", "local_epochs", "batch_size"]
+            ),
         )
     if not isinstance(schedule.neighbors, Full):
         _check_sampler(cfg)
@@ -467,12 +471,14 @@ def _check_sampler(cfg: MethodConfig[FedGraphOptions]) -> None:
     if cfg.schedule.neighbors.specs(cfg.model):
         raise ConfigError(
             "expected a neighbor sampler that remembers nothing with fedgraph, got one that "
-            "learns: use neighbors=fanout, fastgcn or ladies"
+            "learns: use neighbors=fanout, fastgcn or ladies",
+            **mistake("conflicting-options", ["method", "neighbors"]),
         )
     if cfg.options.policy != "fixed":
         raise ConfigError(
             f"expected policy=fixed where neighbors draws in place of keep_1 and keep_2, got "
-            f"policy={cfg.options.policy}: leave one of them out"
+            f"policy={cfg.options.policy}: leave one of them out",
+            **mistake("conflicting-options", ["neighbors", "policy"]),
         )
     for option in fields(FedGraphOptions):
         if option.name in (*KEEPS, "rescale"):
@@ -480,7 +486,8 @@ def _check_sampler(cfg: MethodConfig[FedGraphOptions]) -> None:
             if value != option.default:
                 raise ConfigError(
                     f"expected no {option.name} where neighbors draws in its place, got "
-                    f"{option.name}={value}: leave one of them out"
+                    f"{option.name}={value}: leave one of them out",
+                    **mistake("conflicting-options", ["neighbors", option.name]),
                 )
 
 

@@ -30,7 +30,7 @@ from pydantic.dataclasses import dataclass as options_class
 from torch import Tensor
 
 from silograph.core.config import STRICT
-from silograph.core.errors import ConfigError
+from silograph.core.errors import ConfigError, mistake
 from silograph.core.kinds import Kind
 from silograph.core.payload import Patched, Shared, Stacked, dense, fields_under, stack
 from silograph.evaluation.scoring import personal, received_specs
@@ -84,7 +84,8 @@ def split(weights: Mapping[str, Value], private: int) -> tuple[dict[str, Value],
     if private >= len(layers):
         raise ConfigError(
             f"option private: expected less than the number of layers, {len(layers)}, got "
-            f"{private}: nothing would be shared; use method local for clients that train alone"
+            f"{private}: nothing would be shared; use method local for clients that train alone",
+            **mistake("option-value", "private", private),
         )
     private_layers = layers[len(layers) - private :]
     private_weights = {name: w for name, w in weights.items() if layer_of(name) in private_layers}

@@ -47,7 +47,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from silograph.core.config import STRICT
-from silograph.core.errors import ConfigError
+from silograph.core.errors import ConfigError, mistake
 from silograph.core.key import Key
 from silograph.core.kinds import Kind
 from silograph.core.payload import Patched, Stacked, stack
@@ -301,7 +301,8 @@ def with_masks(cfg: MethodConfig[FedPubOptions]) -> MethodConfig[FedPubOptions]:
     if not isinstance(cfg.model, Model):
         raise ConfigError(
             f"expected a model of layers for fedpub, whose masks and embeddings are theirs, got "
-            f"{cfg.model.noun}: use one of silograph's models"
+            f"{cfg.model.noun}: use one of silograph's models",
+            **mistake("conflicting-options", ["method", "model"]),
         )
     if not cfg.options.masks:
         return cfg

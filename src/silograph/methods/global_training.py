@@ -11,7 +11,7 @@ from itertools import product
 import torch
 from torch import Tensor
 
-from silograph.core.errors import ConfigError
+from silograph.core.errors import ConfigError, mistake
 from silograph.core.key import Key
 from silograph.core.kinds import Kind
 from silograph.exchange.passes import BY_SUMS, Crossing, PassForm, divisible, pass_calls
@@ -45,7 +45,11 @@ def check_together(cfg: MethodConfig) -> None:
         raise ConfigError(
             "expected participation=1 and neither batch_size nor fanout with global training, "
             "whose steps all silos take together: leave out "
-            f"{', '.join(name for name, is_set in is_wrong.items() if is_set)}"
+            f"{', '.join(name for name, is_set in is_wrong.items() if is_set)}",
+            **mistake(
+                "conflicting-options",
+                ["method", *(name for name, is_set in is_wrong.items() if is_set)],
+            ),
         )
 
 

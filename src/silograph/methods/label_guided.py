@@ -44,7 +44,7 @@ from pydantic.dataclasses import dataclass as options_class
 from torch import Tensor
 
 from silograph.core.config import STRICT
-from silograph.core.errors import ConfigError, DataError, ProtocolError
+from silograph.core.errors import ConfigError, DataError, ProtocolError, mistake
 from silograph.core.key import Key
 from silograph.core.kinds import Kind
 from silograph.core.payload import Ragged, Shared, Stacked, offsets
@@ -112,7 +112,8 @@ def check(cfg: MethodConfig[LabelGuidedOptions]) -> None:
     if options.sample is None and names:
         raise ConfigError(
             f"expected sample with {names[0]}, which says how drawn nodes count, got none: give "
-            f"--option sample=NODES, or leave out {', '.join(names)}"
+            f"--option sample=NODES, or leave out {', '.join(names)}",
+            **mistake("missing-option", "sample"),
         )
     check_together(cfg)
 

@@ -22,7 +22,7 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from silograph.core.config import STRICT
-from silograph.core.errors import ConfigError
+from silograph.core.errors import ConfigError, mistake
 from silograph.core.key import Key
 from silograph.core.payload import fields_under, with_prefix
 from silograph.graph.block.block import ClientBlock
@@ -55,7 +55,8 @@ def check(cfg: MethodConfig[LLCGOptions]) -> None:
     if cfg.model.table_widths:
         raise ConfigError(
             "expected a model without tables for llcg, whose server trains on nodes of its own, "
-            f"got {cfg.model.noun}, whose tables stay with the clients: use method=fedavg"
+            f"got {cfg.model.noun}, whose tables stay with the clients: use method=fedavg",
+            **mistake("conflicting-options", ["method", "model"]),
         )
 
 

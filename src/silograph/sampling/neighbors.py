@@ -16,7 +16,7 @@ from pydantic.dataclasses import dataclass
 from torch import Tensor
 
 from silograph.core.config import STRICT
-from silograph.core.errors import ConfigError
+from silograph.core.errors import ConfigError, mistake
 from silograph.core.key import Key, mix_words, signed
 from silograph.core.payload import State
 from silograph.core.setting_values import lin
@@ -229,13 +229,18 @@ def parse_fanout(text: str, depth: Depth) -> tuple[int, ...]:
     """
     words = text.split(",")
     if not all(re.fullmatch(r"[0-9]{1,18}", word.strip()) for word in words):
-        raise ConfigError(f"fanout: expected numbers of neighbors like 10,5, got {text!r}")
+        raise ConfigError(
+            f"fanout: expected numbers of neighbors like 10,5, got {text!r}",
+            **mistake("option-value", "fanout", text),
+        )
     counts = tuple(int(word) for word in words)
     if len(counts) == 1:
         counts *= depth.hops
     if len(counts) != depth.hops:
         raise ConfigError(
-            f"fanout: expected one number or {depth.hops} (one for each {depth.each}), got {text!r}"
+            f"fanout: expected one number or {depth.hops} (one for each {depth.each}), got "
+            f"{text!r}",
+            **mistake("option-value", "fanout", text),
         )
     return counts
 

@@ -10,7 +10,7 @@ from pydantic import BeforeValidator, Field
 from pydantic.dataclasses import dataclass
 
 from silograph.core.config import MOST, STRICT
-from silograph.core.errors import ConfigError
+from silograph.core.errors import ConfigError, mistake
 from silograph.core.setting_values import parse_bytes
 
 LIMITS = ("budget", "least_clients", "least_selections")  # options that any selector may have
@@ -62,7 +62,8 @@ def check_at_most(name: str, value: int | None, most: int, what: str) -> None:
     if value is not None and value > most:
         raise ConfigError(
             f"option selector.{name}: expected at most {most}, the number of {what}, got {value}: "
-            "lower it, or leave it out"
+            "lower it, or leave it out",
+            **mistake("option-value", f"selector.{name}", value),
         )
 
 

@@ -23,7 +23,7 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from silograph.core.config import STRICT
-from silograph.core.errors import ConfigError
+from silograph.core.errors import ConfigError, mistake
 from silograph.core.key import Key
 from silograph.selection.base import (
     RoundFacts,
@@ -72,7 +72,8 @@ def init(ids: Sequence[str], options: PowerOfChoiceOptions) -> SelectorState:
         raise ConfigError(
             "option selector.candidates: expected at least "
             f"{clients_of_round(options.clients, clients)}, the clients of a round, got "
-            f"{options.candidates}: raise it, or leave it out"
+            f"{options.candidates}: raise it, or leave it out",
+            **mistake("option-value", "selector.candidates", options.candidates),
         )
     unknown = torch.full((clients,), -1.0, dtype=torch.float64)
     return {"loss": torch.full_like(unknown, torch.inf), "nodes": unknown}

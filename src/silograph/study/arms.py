@@ -11,7 +11,14 @@ from pathlib import Path
 from typing import Any
 
 from silograph.core.config import RunConfig
-from silograph.core.errors import ConfigError, canonical_name, nearest, unknown
+from silograph.core.errors import (
+    ConfigError,
+    canonical_name,
+    mistake,
+    nearest,
+    reword_error,
+    unknown,
+)
 from silograph.core.run_file import read_toml
 from silograph.core.setting_values import Scalar
 from silograph.core.text import short_repr
@@ -76,7 +83,7 @@ def read_arms(path: str | os.PathLike[str]) -> dict[str, Any]:
     except ConfigError as error:
         # TOML reads neighbors.k as an entry of a table, and neighbors is a text.
         hint = ': write "PART.NAME" in quotes' if "Cannot overwrite a value" in str(error) else ""
-        raise ConfigError(f"{error}{hint}") from None
+        raise reword_error(error, f"{error}{hint}", ConfigError) from None
     others = [key for key in tables if key != "arms"]
     if others or not isinstance(tables.get("arms"), dict):
         raise ConfigError(
@@ -123,7 +130,10 @@ def _checked_settings(arm: str, settings: Mapping[str, Any]) -> dict[str, Any]:
     for key, value in entries:
         key = key.replace("-", "_")
         if key in flat:
-            raise ConfigError(f"arm {arm}: expected {key} once, got it twice: leave one out")
+            raise ConfigError(
+                f"arm {arm}: expected {key} once, got it twice: leave one out",
+                **mistake("repeated-option", key),
+            )
         if key == "seed" or key in MACHINE:
             remedy = "give seeds" if key == "seed" else f"give {key}"
             raise ConfigError(f"arm {arm}: expected no {key}, got one: {remedy} for all arms")
@@ -149,7 +159,7 @@ def error_in_arm(arm: ArmSettings, error: ConfigError) -> ConfigError:
     for key in arm.options:
         if not owners_of(key.rpartition(".")[2]) and nearest(key, [*FIELDS]):
             return unknown(f"key of arm {arm.label[1]}", key, FIELDS)
-    return ConfigError(f"arm {arm.label[1]}: {error}")
+    return reword_error(error, f"arm {arm.label[1]}: {error}", ConfigError)
 
 
 def code_of_arms(arms: Mapping[str, Mapping[str, Any]], config: RunConfig) -> dict[str, str]:

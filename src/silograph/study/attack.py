@@ -15,7 +15,7 @@ from scipy.linalg import qr
 from torch import Tensor
 
 from silograph.core.config import RunConfig
-from silograph.core.errors import ConfigError
+from silograph.core.errors import ConfigError, mistake
 from silograph.core.key import Key
 from silograph.core.kinds import Kind
 from silograph.core.numeric_state import standard_numerics
@@ -862,7 +862,10 @@ def write_findings(findings: Sequence[Finding], config: RunConfig, folder: Path)
         ConfigError: the folder exists.
     """
     if folder.exists():
-        raise ConfigError(f"expected a folder to make, got {folder}, which exists: use another")
+        raise ConfigError(
+            f"expected a folder to make, got {folder}, which exists: use another",
+            **mistake("existing-output", folder),
+        )
     folder.mkdir(parents=True)
     rows = [dataclasses.asdict(finding) for finding in findings]
     text = json.dumps({"method": config.method, "findings": rows}, indent=1)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Unpack
 
 from silograph.core.config import RunConfig, in_full, make_config, not_said_again, with_keywords
-from silograph.core.errors import ConfigError, canonical_name, unknown
+from silograph.core.errors import ConfigError, canonical_name, mistake, reword_error, unknown
 from silograph.core.numeric_state import standard_numerics
 from silograph.core.setting_values import Scalar
 from silograph.experiment.report import COMPARISON as PLAN
@@ -125,7 +125,7 @@ def check_cells(cells: Iterable[Cell]) -> None:
             resolve_without_data(cell.config, cell.method)
         except ConfigError as error:
             name = words_of({key: value for key, value in cell.labels.items() if key != "seed"})
-            raise ConfigError(f"{error} (runs of {name})") from None
+            raise reword_error(error, f"{error} (runs of {name})", ConfigError) from None
 
 
 def checked_over(over: object) -> dict[str, tuple[Any, ...]]:
@@ -283,7 +283,10 @@ def _with_datasets(
         return graph, over
     names = checked_list("datasets", [os.fspath(name) for name in graph])
     if "dataset" in over:
-        raise ConfigError("expected datasets once, got a list of them and over: leave one out")
+        raise ConfigError(
+            "expected datasets once, got a list of them and over: leave one out",
+            **mistake("repeated-option", "dataset"),
+        )
     return graph[0], {"dataset": names, **over}
 
 
@@ -395,7 +398,8 @@ class ComparisonPlan:
 
 def _both_error(key: str, arm: str) -> ConfigError:
     return ConfigError(
-        f"expected {key} of {arm} either varied or with a value, got both: leave one of them out"
+        f"expected {key} of {arm} either varied or with a value, got both: leave one of them out",
+        **mistake("repeated-option", key),
     )
 
 
@@ -421,7 +425,8 @@ def _read_checked_lines(folder: Path, cells: Sequence[Cell]) -> list[Line]:
             raise ConfigError(
                 f"expected a folder whose cells are among those asked for, got {folder} with "
                 f"{labels} of another config or source: choose another --out, nothing was "
-                "overwritten"
+                "overwritten",
+                **mistake("existing-output", folder),
             )
     return lines
 

@@ -9,7 +9,7 @@ from typing import Any, Literal
 import numpy as np
 
 from silograph.core.config import Scalar
-from silograph.core.errors import ConfigError
+from silograph.core.errors import ConfigError, mistake
 from silograph.graph.partition.split import BY_CLIENT, TIMED, parse_fold, parse_ratios
 from silograph.study.arms import ArmSettings
 
@@ -69,7 +69,10 @@ def paired_test(
         ConfigError: another test.
     """
     if test not in TESTS[1:]:
-        raise ConfigError(f"expected test t, resampled or wilcoxon, got {test!r}")
+        raise ConfigError(
+            f"expected test t, resampled or wilcoxon, got {test!r}",
+            **mistake("option-value", "test", test),
+        )
     differences = [a - b for a, b in zip(ours, theirs, strict=True)]
     n = len(differences)
     if n < 2:

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
-from silograph.core.errors import SilographError, install_command
+from silograph.core.errors import SilographError, missing_package
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -59,9 +59,7 @@ def check_plots(what: str = "the plots of the page") -> None:
     try:
         import matplotlib  # noqa: F401
     except ImportError:
-        raise SilographError(
-            f"expected matplotlib for {what}, got no such package: {install_command('plots')}"
-        ) from None
+        raise missing_package("matplotlib", what, "plots", SilographError) from None
 
 
 def svg_of(curves: Curves) -> str:

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from silograph.core.config import RunConfig
-from silograph.core.errors import ConfigError
+from silograph.core.errors import ConfigError, mistake
 from silograph.core.files import check_regular, hold_folder, write_atomic
 from silograph.experiment.resolve.data import prepare_graph
 from silograph.experiment.result_files import UNCHECKED, with_digest, without_digest
@@ -118,10 +118,13 @@ def _open(path: Path, *, is_locked: bool) -> tuple[int, int | None]:
     except OSError as error:
         if lock is not None:
             os.close(lock)
-        raise ConfigError(f"expected to write {path}, got: {error.strerror}") from None
+        raise ConfigError(
+            f"expected to write {path}, got: {error.strerror}", **mistake("unwritable-path", path)
+        ) from None
     raise ConfigError(
         f"expected a study that nobody is running, got {path.parent}, which another process holds: "
-        "wait for it to end, or take another folder"
+        "wait for it to end, or take another folder",
+        **mistake("folder-in-use", path.parent),
     )
 
 
@@ -183,7 +186,8 @@ def _read_packed(path: Path) -> bytes:
             text = file.read(MOST_PACKED + 1)
     except (lzma.LZMAError, EOFError) as error:
         raise ConfigError(
-            f"expected packed lines in {packed}, got: {error}: restore the file from a copy"
+            f"expected packed lines in {packed}, got: {error}: restore the file from a copy",
+            **mistake("damaged-file", packed),
         ) from None
     if len(text) > MOST_PACKED:
         raise ConfigError(f"expected at most {MOST_PACKED:,} bytes of lines in {packed}, got more")
@@ -199,7 +203,8 @@ def _parse_lines(path: Path, text: bytes) -> list[tuple[Line, bool]]:
             if line is None:
                 raise ConfigError(
                     f"expected the JSON of a cell in line {number} of {path}, got "
-                    f"{part[:40].decode(errors='replace')!r}: mend or remove that line"
+                    f"{part[:40].decode(errors='replace')!r}: mend or remove that line",
+                    **mistake("damaged-file", path),
                 )
             lines.append(without_digest(line, f"line {number} of {path}"))
     return lines
@@ -259,7 +264,8 @@ def check_processes(processes: int | None, threads: int, own: Sequence[str] = ()
     if own and processes not in (None, 0):
         raise ConfigError(
             f"expected processes=0 with {own[0]} as a value, got {processes!r}: leave processes "
-            "out, or name a part other than a metric as FILE.py:NAME"
+            "out, or name a part other than a metric as FILE.py:NAME",
+            **mistake("conflicting-options", ["processes", own[0]]),
         )
     if processes is None:
         # The cores that this process may use, by the threads of a run.
@@ -268,7 +274,8 @@ def check_processes(processes: int | None, threads: int, own: Sequence[str] = ()
         return 0 if own else max(1, (cores or 1) // threads)
     if isinstance(processes, bool) or not isinstance(processes, int) or processes < 0:
         raise ConfigError(
-            f"expected a number of processes from 0 (one after the other, here), got {processes!r}"
+            f"expected a number of processes from 0 (one after the other, here), got {processes!r}",
+            **mistake("option-value", "processes", processes),
         )
     return processes
 

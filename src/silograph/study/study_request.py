@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from silograph.core.config import RunConfig, make_config
-from silograph.core.errors import ConfigError, SilographError
+from silograph.core.errors import ConfigError, SilographError, mistake
 from silograph.core.files import check_regular, write_atomic
 from silograph.core.setting_values import Scalar
 from silograph.core.text import short_repr
@@ -77,7 +77,10 @@ def checked_seeds(seeds: object) -> tuple[int, ...]:
     """
     if isinstance(seeds, int) and not isinstance(seeds, bool):
         if seeds < 1:
-            raise ConfigError(f"seeds: expected at least one, got {seeds}")
+            raise ConfigError(
+                f"seeds: expected at least one, got {seeds}",
+                **mistake("option-value", "seeds", seeds),
+            )
         return tuple(range(seeds))
     checked_values = checked_list("seeds", seeds)
     for seed in checked_values:
@@ -160,7 +163,10 @@ def parse_base(
         )
     if "seed" in run_options:
         seed = run_options["seed"]
-        raise ConfigError(f"expected seeds for several runs, got seed={seed!r}: give seeds=[...]")
+        raise ConfigError(
+            f"expected seeds for several runs, got seed={seed!r}: give seeds=[...]",
+            **mistake("conflicting-options", ["seed", "seeds"]),
+        )
     own = own_of([*parts, *(run_options.get(kind) for kind in ("method", "model"))])
     call = parse_call_arguments(
         graph, run_options, None if config is None else config.repeated_edges
@@ -201,7 +207,8 @@ def check_study_folder(folder: Path, names: Collection[str], what: str) -> None:
     if os.path.lexists(folder) and not is_study and not is_empty(folder):
         raise ConfigError(
             f"expected a folder of a {what}, or none yet, got {folder}: choose another --out, "
-            "nothing was overwritten"
+            "nothing was overwritten",
+            **mistake("existing-output", folder),
         )
 
 
@@ -233,7 +240,10 @@ def read_plan(path: Path, what: str, needed: Collection[str]) -> dict[str, Any]:
     except SilographError:
         raise
     except (OSError, ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
-        raise ConfigError(f"expected the plan of a {what} in {path}, got: {error}") from None
+        raise ConfigError(
+            f"expected the plan of a {what} in {path}, got: {error}",
+            **mistake("damaged-file", path),
+        ) from None
     if not has_digest:
         LOG.warning("%s", UNCHECKED.format(path))
     return plan
@@ -252,10 +262,12 @@ def check_resumable(plan: Mapping[str, Any], folder: str | os.PathLike[str], wha
     if plan["in_memory"]:
         raise ConfigError(
             f"expected the graph of the {what} in {folder}, got none: it was made in memory; "
-            f"{again}"
+            f"{again}",
+            **mistake("part-not-saved", "graph", folder),
         )
     if plan["values"]:
         raise ConfigError(
             f"expected {', '.join(plan['values'])} of the {what} in {folder}, got none: it was "
-            f"given as a value; {again}"
+            f"given as a value; {again}",
+            **mistake("part-not-saved", ", ".join(plan["values"]), folder),
         )

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from silograph.control.ddpg import PROFILE, AgentOptions, agent_of, write_agent
 from silograph.core.config import RunConfig
-from silograph.core.errors import ConfigError
+from silograph.core.errors import ConfigError, mistake
 from silograph.core.files import write_atomic
 from silograph.core.numeric_state import standard_numerics
 from silograph.core.payload import fields_under
@@ -100,7 +100,8 @@ def check_folder(out: Path) -> None:
     if not out.is_dir() or any(path.name not in FIRST_EPISODE_FILES for path in out.iterdir()):
         raise ConfigError(
             f"expected a new or empty folder for the agent, or that of an agent, got {out}: choose "
-            "another --out, nothing was overwritten"
+            "another --out, nothing was overwritten",
+            **mistake("existing-output", out),
         )
 
 
@@ -116,7 +117,10 @@ def lines_in(out: Path) -> list[dict[str, Any]]:
         if not all(isinstance(line["training"], str) for line in lines):
             raise ValueError("a line without its training")
     except (ValueError, TypeError, KeyError) as error:
-        raise ConfigError(f"expected the episodes of an agent in {path}, got: {error}") from None
+        raise ConfigError(
+            f"expected the episodes of an agent in {path}, got: {error}",
+            **mistake("damaged-file", path),
+        ) from None
     return lines
 
 
@@ -133,7 +137,8 @@ def check_same(line: dict[str, Any], training: AgentTraining, out: Path) -> None
         raise ConfigError(
             f"expected to go on with the training in {out}, got another config "
             f"({describe_differences(line['training'], description)}): take another folder, or ask "
-            "for what is there"
+            "for what is there",
+            **mistake("existing-output", out),
         )
 
 

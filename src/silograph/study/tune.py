@@ -24,7 +24,14 @@ from silograph.core.config import (
     not_said_again,
     with_keywords,
 )
-from silograph.core.errors import ConfigError, SilographError, install_command, unknown
+from silograph.core.errors import (
+    ConfigError,
+    SilographError,
+    missing_package,
+    mistake,
+    reword_error,
+    unknown,
+)
 from silograph.core.files import write_atomic
 from silograph.core.numeric_state import standard_numerics
 from silograph.core.run_file import write_toml
@@ -139,9 +146,7 @@ def check_optuna() -> None:
     try:
         import optuna  # noqa: F401
     except ImportError:
-        raise SilographError(
-            f"expected optuna for tune, got no such package: {install_command('tune')}"
-        ) from None
+        raise missing_package("optuna", "tune", "tune", SilographError) from None
 
 
 def propose(
@@ -463,10 +468,14 @@ def chosen_ranges(
         if key in APART or (key not in FIELDS and key not in options):
             raise unknown("key to tune", key, declared(FIELDS | options))
         if key not in range_by_key:
-            raise ConfigError(f"expected a range for {key}, got none: give --range {key}=LOW:HIGH")
+            raise ConfigError(
+                f"expected a range for {key}, got none: give --range {key}=LOW:HIGH",
+                **mistake("missing-option", "range"),
+            )
         if key in fixed:
             raise ConfigError(
-                f"expected {key} either with a value or searched, got both: leave one of them out"
+                f"expected {key} either with a value or searched, got both: leave one of them out",
+                **mistake("repeated-option", key),
             )
     tuned_keys = (
         [key for key in range_by_key if key not in fixed] if keys is None else requested_keys
@@ -481,12 +490,13 @@ def checked_range(key: str, value: object) -> Range:
     if not isinstance(value, str | Range):
         raise ConfigError(
             f"expected a range of {key} as text, such as '0.001:0.3:log', '1:5' or '16,64', got "
-            f"{value!r}"
+            f"{value!r}",
+            **mistake("option-value", key, repr(value)),
         )
     try:
         return parse_range(str(value))  # what the plan of a search says
     except ConfigError as error:
-        raise ConfigError(f"range of {key}: {error}") from None
+        raise reword_error(error, f"range of {key}: {error}", ConfigError) from None
 
 
 def check_ends(space: Space) -> None:
@@ -521,7 +531,8 @@ def read_search_plan(folder: Path) -> dict[str, Any]:
         return plan | {"asked": [dict(params) for params in plan["asked"]]}
     except (ValueError, TypeError) as error:
         raise ConfigError(
-            f"expected the plan of a search in {folder / PLAN}, got: {error}"
+            f"expected the plan of a search in {folder / PLAN}, got: {error}",
+            **mistake("damaged-file", folder / PLAN),
         ) from None
 
 
@@ -544,7 +555,8 @@ def read_proposed_params(space: Space, out: Path | None) -> list[TrialParams]:
     if different_keys:
         raise ConfigError(
             f"expected a folder of this search, got {out} with another {different_keys[0]}: choose "
-            "another --out, nothing was overwritten"
+            "another --out, nothing was overwritten",
+            **mistake("existing-output", out),
         )
     proposed: list[TrialParams] = plan["asked"]
     return proposed
@@ -659,11 +671,20 @@ def _with_ranges(
 def check_numbers(trials: object, max_minutes: object, search_seed: object) -> None:
     """Raise `ConfigError` for a budget or a seed that cannot be one."""
     if isinstance(trials, bool) or not isinstance(trials, int) or trials < 1:
-        raise ConfigError(f"trials: expected at least one, got {trials!r}")
+        raise ConfigError(
+            f"trials: expected at least one, got {trials!r}",
+            **mistake("option-value", "trials", trials),
+        )
     if not isinstance(max_minutes, int | float) or not max_minutes > 0:
-        raise ConfigError(f"max_minutes: expected more than 0, got {max_minutes!r}")
+        raise ConfigError(
+            f"max_minutes: expected more than 0, got {max_minutes!r}",
+            **mistake("option-value", "max_minutes", max_minutes),
+        )
     if isinstance(search_seed, bool) or not isinstance(search_seed, int):
-        raise ConfigError(f"search_seed: expected a whole number, got {search_seed!r}")
+        raise ConfigError(
+            f"search_seed: expected a whole number, got {search_seed!r}",
+            **mistake("option-value", "search_seed", search_seed),
+        )
 
 
 def _search(space: Space, trials: int, execution: ExecutionOptions, out: Path | None) -> Tuned:

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from silograph.core.errors import ConfigError
+from silograph.core.errors import ConfigError, mistake
 from silograph.task.decision_scores import ROUNDING, cumulated, edges_of_bins, sigmoid
 from silograph.task.metric_table import number_in
 
@@ -85,7 +85,8 @@ def parse_threshold(text: str) -> ThresholdRule:
             return ThresholdRule(COST, false_positive=false_positive, false_negative=false_negative)
     raise ConfigError(
         "threshold: expected f1, recall@fpr=RATE with a rate between 0 and 1, or cost=FP:FN with "
-        f"the costs of a false positive and of a false negative, got {text!r}"
+        f"the costs of a false positive and of a false negative, got {text!r}",
+        **mistake("option-value", "threshold", text),
     )
 
 

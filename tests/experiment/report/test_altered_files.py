@@ -12,6 +12,7 @@ import pytest
 
 import silograph as sg
 from conftest import planted_graph
+from mistakes import raises_code
 from pages import read_page
 from runs import FAST, MakeGraph
 from silograph.cli import run_app
@@ -384,7 +385,7 @@ def test_commands_refuse_what_is_no_file_at_once(
         folder = tmp_path / name
         shutil.copytree(whole, folder)
         replace_by(kind, folder / name)
-        with pytest.raises(SilographError, match="which is something else"):
+        with raises_code(SilographError, "existing-output"):
             write_report(folder)
 
 

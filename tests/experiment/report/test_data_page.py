@@ -3,9 +3,8 @@
 import re
 from pathlib import Path
 
-import pytest
-
 import silograph as sg
+from mistakes import raises_code
 from pages import read_page
 from silo_folders import NORTH, SOUTH, folder
 from silograph.cli import run_app
@@ -67,7 +66,7 @@ def test_pages_of_ratings_and_of_silos_without_anything(tmp_path: Path) -> None:
 def test_a_page_goes_over_no_other_file(tmp_path: Path) -> None:
     data, out = silos(tmp_path), tmp_path / "notes.html"
     out.write_text("mine")
-    with pytest.raises(ConfigError, match="nothing was overwritten"):
+    with raises_code(ConfigError, "existing-output"):
         write_inspection(inspect_silos(sg.read_silos(data).members), data, out)
     assert out.read_text() == "mine"
     assert run_app(["check", str(data), "--out", str(tmp_path / "page.pdf")]) != 0

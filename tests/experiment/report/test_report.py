@@ -20,6 +20,7 @@ from sklearn.metrics import precision_recall_fscore_support
 
 import silograph as sg
 from commands import save
+from mistakes import raises_code
 from pages import read_page
 from runs import FAST, MakeGraph, go, run_until
 from silograph.cli import run_app
@@ -663,12 +664,12 @@ def test_scores_of_two_metrics_are_not_put_into_one_column(
 def test_nothing_else_is_overwritten(done: Result, out: Path, tmp_path: Path) -> None:
     (tmp_path / "mine.html").write_text("mine")
     for path in (tmp_path / "mine.html", tmp_path):
-        with pytest.raises(ConfigError, match="expected the path of a new report or of an old one"):
+        with raises_code(ConfigError, "existing-output"):
             write_report(out, path)
-        with pytest.raises(ConfigError, match="nothing was overwritten"):
+        with raises_code(ConfigError, "existing-output"):
             write_comparison([out, out], path)
     assert (tmp_path / "mine.html").read_text() == "mine"
-    with pytest.raises(ConfigError, match="expected at least one result folder, got none"):
+    with raises_code(ConfigError, "missing-option", option="folders"):
         write_comparison([], tmp_path / "new.html")
 
 

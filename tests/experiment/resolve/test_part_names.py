@@ -10,6 +10,7 @@ import pytest
 import silograph as sg
 from commands import save
 from conftest import planted_graph
+from mistakes import raises_code
 from silograph.cli import run_app
 from silograph.core.config import make_config
 from silograph.core.errors import ConfigError, canonical_name
@@ -58,7 +59,9 @@ def test_a_name_of_several_parts_is_one_line() -> None:
 def test_files_values_and_unknown_names_stay() -> None:
     values = {"method": "own/Mine.py:FEDAVG", "model": len, "selector": None, "partition": "A.csv"}
     assert with_canonical_names(values) == values
-    with pytest.raises(ConfigError, match="unknown method 'FedAvgg': did you mean 'fedavg'"):
+    with raises_code(
+        ConfigError, "unknown-name", what="method", got="FedAvgg", suggestion="fedavg"
+    ):
         sg.run(planted_graph(30), method="FedAvgg", **SMALL)
 
 

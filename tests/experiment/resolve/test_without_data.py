@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from mistakes import raises_code
 from silograph.core.config import make_config
 from silograph.core.errors import ConfigError, OpError
 from silograph.experiment.resolve.resolve import resolve_without_data
@@ -64,7 +65,9 @@ def test_what_the_data_decide_waits_for_them(options: dict[str, Any]) -> None:
 def test_a_module_of_the_users_is_not_built_without_its_features() -> None:
     module = {"model": "nowhere.py:Net"}
     assert resolve_without_data(make_config(module)) is None
-    with pytest.raises(ConfigError, match="expected weights_as=exact and weight_rows=all"):
+    with raises_code(
+        ConfigError, "conflicting-options", options=["method", "weights_as", "weight_rows"]
+    ):
         resolve_without_data(make_config(module | {"method": "fedper", "weights_as": "int4"}))
 
 

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import silograph as sg
+from mistakes import raises_code
 from runs import files_of, run_until
 from silograph.core.errors import ConfigError
 from silograph.experiment.run.result import Result
@@ -116,5 +117,5 @@ def test_it_is_told_wherever_results_are(
 
 
 def test_methods_without_a_model_at_the_server(make_graph: MakeGraph) -> None:
-    with pytest.raises(ConfigError, match=r"for local_bias, got local: leave local_bias out$"):
+    with raises_code(ConfigError, "conflicting-options", options=["method", "local_bias"]):
         sg.run(make_graph(40), **RUN, method="local")

@@ -10,6 +10,7 @@ import torch
 from sklearn.metrics import roc_auc_score
 
 import silograph as sg
+from mistakes import raises_code
 from remote_runs import finish, lines, remote, setup_of
 from runs import FAST, MakeGraph, go, same_bits, weights_of
 from silograph.core.config import RunConfig
@@ -61,7 +62,7 @@ def test_a_task_names_metrics_of_the_table(task: Any) -> None:
 
 
 def test_an_unknown_metric_names_the_nearest() -> None:
-    with pytest.raises(ConfigError, match="unknown metric 'rsme': did you mean 'rmse'"):
+    with raises_code(ConfigError, "unknown-name", what="metric", got="rsme", suggestion="rmse"):
         metric_of("rsme")
 
 

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import silograph as sg
+from mistakes import raises_code
 from runs import MakeGraph, go
 from silograph.cli.printing import print_result
 from silograph.core.errors import SilographError
@@ -81,7 +82,7 @@ def test_a_table_of_rounds_without_pandas(
 ) -> None:
     result = go(make_graph(), rounds=1)
     monkeypatch.setitem(sys.modules, "pandas", None)
-    with pytest.raises(SilographError, match=r"expected pandas for to_dataframe\(\), got no such"):
+    with raises_code(SilographError, "missing-package", package="pandas", extra="pandas"):
         result.to_dataframe()
 
 

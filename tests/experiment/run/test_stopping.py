@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 import silograph as sg
+from mistakes import raises_code
 from silograph.core.config import RunConfig
 from silograph.core.errors import ConfigError
 from silograph.experiment.resolve.exclusions import parse_target
@@ -79,12 +80,14 @@ def test_wrong_targets(text: str) -> None:
 
 
 def test_unknown_metric_names_the_nearest() -> None:
-    with pytest.raises(ConfigError, match="target: unknown metric 'acuracy': did you mean"):
+    with raises_code(
+        ConfigError, "unknown-name", what="metric", got="acuracy", suggestion="accuracy"
+    ):
         parse_target("acuracy=0.5")
 
 
 def test_a_wrong_target_stops_the_run_before_it_starts(make_graph: Callable[..., Graph]) -> None:
-    with pytest.raises(ConfigError, match="target: expected METRIC=VALUE"):
+    with raises_code(ConfigError, "option-value", option="target", got="accuracy:0.5"):
         sg.run(make_graph(), **OPTIONS, target="accuracy:0.5")
 
 

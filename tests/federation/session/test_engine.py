@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from mistakes import raises_code
 from sessions import TOKEN, DirectLink, session, table, worker_of
 from silograph.core.errors import ProtocolError
 from silograph.core.key import Key
@@ -259,7 +260,13 @@ def test_what_is_gathered_goes_on_without_a_silo(built: Built) -> None:
     assert torch.equal(found["by_client/nodes"].t[1:], expected["by_client/nodes"].t[1:])
     for name in fed.ids[1:3]:
         links[name].change = lambda data: None
-    with pytest.raises(ProtocolError, match="expected at least 2 silos to answer work, got 1"):
+    with raises_code(
+        ProtocolError,
+        "too-few-silos",
+        expected=2,
+        got=1,
+        missing=["client_00", "client_01", "client_02"],
+    ):
         fed.call(work, SCALE, what=Kind.WEIGHTS, key=KEY, reduce=reduce)
 
 

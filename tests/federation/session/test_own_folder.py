@@ -5,9 +5,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
 import torch
 
+from mistakes import raises_code
 from silograph.core.errors import ConfigError
 from silograph.core.payload import Stacked
 from silograph.federation.session.state_store import StateStore, lock_state_folder, make_private
@@ -33,7 +33,7 @@ def test_one_process_holds_a_folder_until_it_dies(tmp_path: Path) -> None:
         assert other.stdout is not None
         assert other.stdout.readline() == b"held\n"
         with (
-            pytest.raises(ConfigError, match=f"one process for the state in {folder}, got another"),
+            raises_code(ConfigError, "folder-in-use", path=str(folder)),
             lock_state_folder(folder),
         ):
             pass
@@ -45,9 +45,9 @@ def test_one_process_holds_a_folder_until_it_dies(tmp_path: Path) -> None:
 
 def test_a_folder_that_cannot_be_held(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    for folder, says in ((tmp_path / "file", "File exists"), (tmp_path / "file/x", "Not a dir")):
+    for folder in (tmp_path / "file", tmp_path / "file/x"):
         with (
-            pytest.raises(ConfigError, match=f"expected to write .*, got: {says}"),
+            raises_code(ConfigError, "unwritable-path", path=str(folder)),
             lock_state_folder(folder),
         ):
             pass

@@ -10,6 +10,7 @@ import pytest
 import scipy.sparse as sp
 import torch
 
+from mistakes import raises_code
 from silograph.core.errors import DataError
 from silograph.graph.csr import CSR
 from silograph.graph.datasets import load
@@ -233,7 +234,7 @@ def test_archives_that_cannot_be_used(
 
 def test_files_that_are_no_archive(tmp_path: Path) -> None:
     file = tmp_path / "mine.npz"
-    with pytest.raises(DataError, match=r"mine\.npz: expected an \.npz file, got no such file"):
+    with raises_code(DataError, "missing-file"):
         load_npz(file)
     np.save(tmp_path / "one.npy", np.eye(3))
     np.savez(tmp_path / "whole.npz", **GOOD)
@@ -244,7 +245,7 @@ def test_files_that_are_no_archive(tmp_path: Path) -> None:
         file.write_bytes(raw)
         with pytest.raises(DataError, match=r"got none that can be read: empty, cut short"):
             load_npz(file)
-    with pytest.raises(DataError, match=r"got no such file"):
+    with raises_code(DataError, "missing-file"):
         load_npz(tmp_path)
 
 

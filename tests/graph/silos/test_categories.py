@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 import silograph as sg
 from commands import Capture
+from mistakes import raises_code
 from silograph.cli import run_app
 from silograph.core.errors import ConfigError, DataError
 from silograph.graph.silos import categories
@@ -102,7 +103,7 @@ def test_a_list_is_for_its_owner_and_goes_over_no_file(tmp_path: Path) -> None:
     count_categories(tmp_path / "raw", schema=schema, out=out)
     assert out.stat().st_mode & 0o077 == 0
     assert out.read_text() == "feature,value\nkind,gold\n"
-    with pytest.raises(ConfigError, match="nothing was overwritten"):
+    with raises_code(ConfigError, "existing-output"):
         count_categories(tmp_path / "raw", schema=schema, out=out)
 
 
@@ -154,7 +155,7 @@ def test_lists_that_do_not_fit_together_are_refused(
     monkeypatch.setattr(categories, "MOST_WORDS", 2)
     with pytest.raises(DataError, match="at most 2 words of kind, got 3 in the lists"):
         join_categories(schema, lists)
-    with pytest.raises(DataError, match="No such file"):
+    with raises_code(DataError, "missing-file"):
         join_categories(schema, [tmp_path / "c.csv"])
 
 

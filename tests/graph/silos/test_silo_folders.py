@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from commands import everything
+from mistakes import raises_code
 from silo_folders import NORTH, SOUTH, drawn_split, folder, same
 from silograph.core.errors import ConfigError, DataError
 from silograph.core.key import Key
@@ -330,13 +331,11 @@ def test_nothing_half_written_and_nothing_overwritten(
     write_silos(target, graph, partition, split)
     before = everything(tmp_path)
     for taken in (target, target / "federation.toml"):
-        with pytest.raises(
-            ConfigError, match=r"^expected a folder that is empty or does not exist"
-        ):
+        with raises_code(ConfigError, "existing-output"):
             write_silos(taken, graph, partition, split)
-    with pytest.raises(ConfigError, match=r"^expected to make the folder .*, got: Not a directory"):
+    with raises_code(ConfigError, "unwritable-path"):
         write_silos(target / "federation.toml" / "x", graph, partition, split)
-    with pytest.raises(ConfigError, match=r"^expected format csv, npz or parquet, got 'xlsx'$"):
+    with raises_code(ConfigError, "option-value", option="format", got="xlsx"):
         write_silos(tmp_path / "new", graph, partition, split, format="xlsx")
     assert everything(tmp_path) == before
 

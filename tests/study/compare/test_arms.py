@@ -10,6 +10,7 @@ import pytest
 import silograph as sg
 from commands import save
 from conftest import planted_graph
+from mistakes import raises_code
 from runs import FAST, MakeGraph
 from silograph.cli import run_app
 from silograph.cli.studies import parse_arms
@@ -229,7 +230,9 @@ def test_a_baseline_is_an_arm_or_what_several_have() -> None:
     assert references("fedopt, lr=0.2") == ["fedopt, lr=0.2"] * 4
     assert references("FedAvg") == ["fedavg, lr=0.1", "fedavg, lr=0.2"] * 2
     assert references("lr=0.1") == ["fedavg, lr=0.1"] * 2 + ["fedopt, lr=0.1"] * 2
-    with pytest.raises(ConfigError, match="unknown baseline 'fedavgg': did you mean 'fedavg'"):
+    with raises_code(
+        ConfigError, "unknown-name", what="baseline", got="fedavgg", suggestion="fedavg"
+    ):
         references("fedavgg")
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from silograph.core.errors import CheckpointError, ConfigError, DataError, SilographError
+from silograph.core.errors import CheckpointError, ConfigError, DataError, SilographError, mistake
 from silograph.core.files import check_regular, write_atomic
 from silograph.experiment.report.reading import RunRecord, read_run
 from silograph.experiment.result_files import (
@@ -93,7 +93,9 @@ def write_comparison(
     from silograph.experiment.report.several_runs import comparison_page, in_order_of
 
     if not folders:
-        raise ConfigError("expected at least one result folder, got none")
+        raise ConfigError(
+            "expected at least one result folder, got none", **mistake("missing-option", "folders")
+        )
     check_out(Path(out))
     with _as_runs_write_them(folders):
         runs = [read_run(folder) for folder in folders]
@@ -138,7 +140,10 @@ def write_inspection(
     try:
         _write_page(Path(out), page, private=True)
     except OSError as error:
-        raise ConfigError(f"expected to write the page {out}, got: {error.strerror}") from None
+        raise ConfigError(
+            f"expected to write the page {out}, got: {error.strerror}",
+            **mistake("unwritable-path", out),
+        ) from None
 
 
 def _warn(runs: Sequence[RunRecord], lines: Sequence[str] = ()) -> None:
@@ -161,7 +166,8 @@ def _as_runs_write_them(folders: Sequence[str | os.PathLike[str]]) -> Iterator[N
         raise DataError(
             f"expected files as runs write them in {place}, got others "
             f"({type(error).__name__}: {' '.join(str(error).split())[:200]}): restore them "
-            "from a copy"
+            "from a copy",
+            **mistake("damaged-file", place),
         ) from error
 
 
@@ -272,7 +278,8 @@ def check_out(path: Path) -> None:
     if not is_report:
         raise ConfigError(
             f"expected the path of a new report or of an old one, got {path}, which is something "
-            "else: choose another --out, nothing was overwritten"
+            "else: choose another --out, nothing was overwritten",
+            **mistake("existing-output", path),
         )
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from silograph.core.errors import DataError, SilographError
+from silograph.core.errors import DataError, SilographError, mistake
 from silograph.core.files import check_regular
 from silograph.core.text import short_repr
 from silograph.experiment.result_files import (
@@ -224,7 +224,10 @@ def read_run(path: str | os.PathLike[str]) -> RunRecord:
     """
     folder, check = Path(path), None
     if (other := _other_folder(folder)) is not None:
-        raise DataError(f"expected the result folder of a run, got {os.fspath(path)}: {other}")
+        raise DataError(
+            f"expected the result folder of a run, got {os.fspath(path)}: {other}",
+            **mistake("wrong-format", path),
+        )
     try:
         about = read_json(folder / ABOUT)
         check_format(about, folder / ABOUT)
@@ -269,7 +272,8 @@ def read_run(path: str | os.PathLike[str]) -> RunRecord:
             reason = f"{reason}, and {', '.join(altered)} with other digests than in {SUMS}"
         hint = f"; there are runs in {folder / 'runs'}" if (folder / "runs").is_dir() else ""
         raise DataError(
-            f"expected the result folder of a run at {os.fspath(path)}, got {reason}{hint}"
+            f"expected the result folder of a run at {os.fspath(path)}, got {reason}{hint}",
+            **mistake("wrong-format", path),
         ) from None
 
 
@@ -315,7 +319,8 @@ def _cut_short(path: Path, expected: str, got: str) -> DataError:
     got = got if path.exists() else "no such file"
     return DataError(
         f"expected {expected} in {path}, for {RESULT} says that the run is over, got {got}: "
-        "restore the file from a copy"
+        "restore the file from a copy",
+        **mistake("damaged-file", path),
     )
 
 

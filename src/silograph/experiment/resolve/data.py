@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from silograph.core.config import RunConfig
-from silograph.core.errors import ConfigError, DataError, PartitionError, unknown
+from silograph.core.errors import ConfigError, DataError, PartitionError, mistake, unknown
 from silograph.core.key import Key
 from silograph.core.payload import State, offsets, owners
 from silograph.core.resolved_config import ResolvedConfig
@@ -161,12 +161,14 @@ def check_edge_weights(
         )
         raise ConfigError(
             f"expected edges without weights for method {method.name}, which {reason_text}, got "
-            f"weights: {ignore}"
+            f"weights: {ignore}",
+            **mistake("conflicting-options", ["method", "edge_weights"]),
         )
     if config.neighbors not in WEIGHED_SAMPLERS:
         raise ConfigError(
             f"expected neighbors=full or fanout with weights of edges, got {config.neighbors}, "
-            f"whose draws know none: {ignore}"
+            f"whose draws know none: {ignore}",
+            **mistake("conflicting-options", ["neighbors", "edge_weights"]),
         )
     description = {
         "log": ", as log2(1 + weight)",
@@ -509,7 +511,8 @@ def make_server_block(cut: Cut, share: float, key: Key) -> ClientBlock:
     if not bool((split.train & graph.labeled).any()):
         raise DataError(
             f"expected a labeled training node among those that the server holds, got none of "
-            f"{len(nodes)}: give a larger share (--option server_share=SHARE)"
+            f"{len(nodes)}: give a larger share (--option server_share=SHARE)",
+            **mistake("no-training-nodes"),
         )
     return make_block(graph, whole(graph, "server"), split)[0]
 
@@ -714,7 +717,8 @@ def check_trainable(config: RunConfig | ResolvedConfig, cut: Cut) -> Cut:
     if not bool((cut.copies_split.train & has_label).any()):
         raise DataError(
             f"expected at least one labeled training node, got none in {cut.graph.name} with "
-            f"split {config.split!r}: give a larger training share"
+            f"split {config.split!r}: give a larger training share",
+            **mistake("no-training-nodes"),
         )
     return cut
 

@@ -11,7 +11,7 @@ import torch
 from silograph.aggregation.aggregators import MEAN
 from silograph.aggregation.server_optimizers import NONE
 from silograph.core.config import RunConfig
-from silograph.core.errors import ConfigError, unknown
+from silograph.core.errors import ConfigError, mistake, reword_error, unknown
 from silograph.core.resolved_config import ResolvedConfig
 from silograph.core.setting_values import (
     HIDDEN,
@@ -98,7 +98,8 @@ def _rating_model(config: RunConfig, options: Any, schema: Schema) -> TrainableM
     if schema.task != "rating":
         raise ConfigError(
             f"expected ratings of users and items for model {config.model}, got data with labels "
-            f"of nodes ({schema.task}): see sg.ratings"
+            f"of nodes ({schema.task}): see sg.ratings",
+            **mistake("conflicting-options", ["dataset", "model"]),
         )
     if config.model == "rating_biases":
         return RatingBiases(**asdict(options))
@@ -166,7 +167,8 @@ def make_model(
             f"expected a model for ratings of users and items, got {config.model}, which predicts "
             "labels of nodes: use rating_profiles, or FedACS' own, rating_gcn with layers=5 and "
             "hidden=32 (others: "
-            f"{', '.join(sorted(set(RATING_MODELS) - {'rating_profiles', 'rating_gcn'}))})"
+            f"{', '.join(sorted(set(RATING_MODELS) - {'rating_profiles', 'rating_gcn'}))})",
+            **mistake("conflicting-options", ["dataset", "model"]),
         )
     hidden = shortest(config.hidden)
     return _countable(
@@ -223,17 +225,21 @@ def parse_target(
     if number is None or (equals and not metric):
         raise ConfigError(
             f"target: expected METRIC=VALUE, or a VALUE of the run's metric alone, such as "
-            f"accuracy=0.8 or 0.8, got {text!r}"
+            f"accuracy=0.8 or 0.8, got {text!r}",
+            **mistake("option-value", "target", text),
         )
     if not equals and default is None:
         return Target("", number)
     try:
         target_metric = metric_among(metric or str(default), metric_names, "metric")
     except ConfigError as error:
-        raise ConfigError(f"target: {error}") from None
+        raise reword_error(error, f"target: {error}", ConfigError) from None
     if number < 0 or (target_metric.share and number > 1):
         ends = "from 0 to 1" if target_metric.share else "of 0 or more"
-        raise ConfigError(f"target: expected a value of {target_metric.name} {ends}, got {text!r}")
+        raise ConfigError(
+            f"target: expected a value of {target_metric.name} {ends}, got {text!r}",
+            **mistake("option-value", "target", text),
+        )
     return Target(target_metric.name, number)
 
 
@@ -291,7 +297,8 @@ def check_threshold(text: str | None, schema: Schema) -> None:
     if not is_binary:
         got = f"{schema.num_classes} classes" if schema.task == "multiclass" else schema.task
         raise ConfigError(
-            f"threshold: expected two classes, or one label bit, got {got}: leave threshold out"
+            f"threshold: expected two classes, or one label bit, got {got}: leave threshold out",
+            **mistake("unread-option", "threshold", got),
         )
 
 
@@ -312,7 +319,8 @@ def positive_class(name: str | None, schema: Schema) -> int:
         got = f"{schema.num_classes} classes" if schema.task == "multiclass" else schema.task
         raise ConfigError(
             f"positive: expected two classes, of which one is positive, got {got}: leave "
-            "positive out"
+            "positive out",
+            **mistake("unread-option", "positive", got),
         )
     names = list(schema.class_names or ("0", "1"))
     if name not in names:
@@ -342,7 +350,8 @@ def relevant_of_run(config: RunConfig, schema: Schema, model: AnyModel) -> float
     if schema.task != "rating" or not isinstance(model, RankingModel):
         raise ConfigError(
             f"relevant: expected a model of ratings of users and items, got {model.noun} of "
-            f"{schema.task}: leave relevant out"
+            f"{schema.task}: leave relevant out",
+            **mistake("unread-option", "relevant", schema.task),
         )
     return min_rating
 
@@ -360,13 +369,13 @@ def metric_of_run(config: RunConfig, schema: Schema) -> str:
     return metric.name
 
 
-# --- What excludes each other: pairs of whether a run has both, and the reason with a remedy -----
+# --- What excludes each other: whether a run has both, the reason with a remedy, the options -----
 #
-# Each table is read from top to bottom; the first pair that applies is the error of the run. Which
+# Each table is read from top to bottom; the first entry that applies is the error of the run. Which
 # table is asked depends on what is known: the parts, then the kind of labels, then the model.
 
 
-Exclusion = tuple[object, str]
+Exclusion = tuple[object, str, Sequence[str]]
 # Keys that a module cannot have; its default and its value in a resolved config are allowed.
 OF_LAYERS = {
     "layers": LAYERS,
@@ -391,9 +400,9 @@ WITHOUT_SUMS = {
 
 def check_exclusions(exclusions: Iterable[Exclusion]) -> None:
     """Raise `ConfigError` with the reason of the first exclusion that applies."""
-    for applies, reason in exclusions:
+    for applies, reason, options in exclusions:
         if applies:
-            raise ConfigError(reason)
+            raise ConfigError(reason, **mistake("conflicting-options", list(options)))
 
 
 def has_selection_limits(options: Any) -> bool:
@@ -429,6 +438,7 @@ def exclusions_of_model_kind(
                 f.name in OF_LAYERS and value not in (f.default, OF_LAYERS[f.name]),
                 f"expected {f.name} with silograph's own models only, got {f.name}={value} with "
                 f"model {config.model}, which decides by itself: leave it out",
+                ("model", f.name),
             )
         return
     hidden = shortest(config.hidden)
@@ -437,6 +447,7 @@ def exclusions_of_model_kind(
             not isinstance(hidden, int),
             f"expected one width for all layers of {kind.name}, got hidden={hidden}: the last "
             "layer is as wide as the others",
+            ("model", "hidden"),
         )
         if isinstance(options, RatingGATOptions) and isinstance(hidden, int):
             yield from _exclusions_of_heads([hidden], options.heads)
@@ -446,28 +457,33 @@ def exclusions_of_model_kind(
                 value not in (None, allowed_value),
                 f"expected no {name} with {kind.name}, whose clients know all edges of their "
                 f"ratings and nothing of others, got {name}={value}: leave it out",
+                ("model", name),
             )
         return
     yield (
         isinstance(options, MLPOptions) and config.neighbors not in (None, "full", "fanout"),
         f"expected no neighbors={config.neighbors} with model {kind.name}, which ignores the "
         "graph: leave it out, or take a model that sums over neighbors, such as gcn",
+        ("model", "neighbors"),
     )
     layers = num_layers(config.hidden, config.layers)
     yield (
         options.residual and layers < 3,
         f"expected 3 layers or more with residual, got {layers}: there is no hidden "
         "layer whose input and output are equally wide",
+        ("model.residual", "layers"),
     )
     yield (
         options.residual and isinstance(hidden, str),
         f"expected hidden layers of one width with residual, got hidden={hidden}: what "
         "enters a layer is added to what leaves it",
+        ("model.residual", "hidden"),
     )
     yield (
         has_linear_head(options) and layers < 2,
         f"expected 2 layers or more with head=linear, got {layers}: there is no convolution "
         "below it",
+        ("model.head", "layers"),
     )
     if isinstance(options, GATOptions) and layers > 1:
         yield from _exclusions_of_heads(hidden_widths(hidden, layers), options.heads)
@@ -480,6 +496,7 @@ def _exclusions_of_heads(widths: Sequence[int], heads: int) -> Iterator[Exclusio
             width % heads,
             f"expected a hidden width that is a multiple of {heads} heads, got {width}: they "
             "stand side by side in it",
+            ("model.heads", "hidden"),
         )
 
 
@@ -491,11 +508,13 @@ def exclusions_of_optimizer(config: RunConfig, method: Method) -> Iterator[Exclu
         f"expected optimizer=sgd without momentum for method {method.name}, got "
         f"optimizer={optimizer} with momentum={config.momentum}: other steps do not tell the "
         "clients' gradients",
+        ("method", "optimizer", "momentum"),
     )
     yield (
         optimizer != "sgd" and config.momentum != 0,
         f"expected no momentum with optimizer=adam, got momentum={config.momentum}: use "
         "optimizer=sgd",
+        ("optimizer", "momentum"),
     )
 
 
@@ -517,23 +536,27 @@ def exclusions_of_parts(
         config.collect and (method.evaluate.crosses or method.setting.uncut),
         f"expected a method that trains on each client's own graph for collect, got "
         f"{method.name}, which has all neighbors already: leave collect out",
+        ("method", "collect"),
     )
     yield (
         overlapping and not method.evaluate.copies and not method.setting.uncut,
         f"expected a cut in which each node has one client for {method.name}, which trains all "
         f"clients as one graph, got {config.partition}: use another partition, such as metis",
+        ("method", "partition"),
     )
     yield (
         not method.selects
         and (selector is not UNIFORM or has_selection_limits(parts.selector.options)),
         f"expected a method that trains locally for selector {selector.name}, got "
         f"{method.name}, in which all clients train in every round: leave selector out",
+        ("method", "selector"),
     )
     yield (
         aggregator is not MEAN and not method.aggregates,
         f"expected a method that averages weights and nothing else for aggregator "
         f"{aggregator.name}, got {method.name}: use one of "
         f"{methods_that(lambda m: m.aggregates)}, or one of your own with aggregates=True",
+        ("method", "aggregator"),
     )
     server_optimizer = parts.server_optimizer.part
     yield (
@@ -541,6 +564,7 @@ def exclusions_of_parts(
         f"expected a method that averages weights for server_optimizer {server_optimizer.name}, "
         f"got {method.name}: use one of {methods_that(lambda m: m.server_step)}, or one of your "
         "own with server_step=True",
+        ("method", "server_optimizer"),
     )
     yield (
         config.class_weight is not None and not method.weighs_classes,
@@ -548,21 +572,25 @@ def exclusions_of_parts(
         f"got {method.name}, which weighs nodes in its own way: leave class_weight out, use one of "
         f"{methods_that(lambda m: m.weighs_classes)}, or one of your own with "
         "weighs_classes=True",
+        ("method", "class_weight"),
     )
     yield (
         config.class_weight is not None and config.local_bias,
         "expected no class_weight with local_bias, whose centralized model has none, got both: "
         "leave one of them out",
+        ("class_weight", "local_bias"),
     )
     yield (
         config.feature_drift and method.setting.uncut,
         f"expected a method of several clients for feature_drift, got {method.name}, which trains "
         "one on the whole graph: leave feature_drift out",
+        ("method", "feature_drift"),
     )
     yield (
         config.local_bias and method.evaluate.view != "server",
         f"expected a method whose server has a model for local_bias, got {method.name}: leave "
         "local_bias out",
+        ("method", "local_bias"),
     )
     limits = [n for n in ("min_nodes_per_row", "min_silos_per_row") if getattr(config, n) > 1]
     if limits and method.rows != "sums":
@@ -570,6 +598,7 @@ def exclusions_of_parts(
             True,
             f"expected a method that exchanges sums of rows for {limits[0]}, got {method.name}, "
             f"{WITHOUT_SUMS[method.rows]}: leave {' and '.join(limits)} out",
+            ("method", *limits),
         )
     # The form in which weights are sent.
     is_plain = SentWeights(config.weights_as, config.weight_rows).plain
@@ -578,11 +607,13 @@ def exclusions_of_parts(
         not is_plain and not method.small_weights,
         f"expected weights_as=exact and weight_rows=all for method {method.name}, got "
         f"{settings_text}: {methods_that(lambda m: m.small_weights)} can send them otherwise",
+        ("method", "weights_as", "weight_rows"),
     )
     yield (
         not is_plain and selector.on_receipt,
         f"expected weights_as=exact and weight_rows=all where clients score what they receive, "
         f"got {settings_text}: those that do not train would score other weights",
+        ("selector", "weights_as", "weight_rows"),
     )
     keep_optimizer = (
         method.needs.keep_optimizer if config.keep_optimizer is None else config.keep_optimizer
@@ -592,22 +623,26 @@ def exclusions_of_parts(
         and (keep_optimizer or config.batch_size is not None or config.collect),
         "expected neither keep_optimizer, batch_size nor collect with weight_rows=used: then "
         "the server cannot know what becomes of the rows that a client does not use",
+        ("weight_rows", "keep_optimizer", "batch_size", "collect"),
     )
     # Features that are made.
     yield (
         config.features == "degree" and config.normalize == "row",
         "expected normalize none with features degree, got row: a single feature divided by "
         "itself is 1 at every node; leave normalize out",
+        ("features", "normalize"),
     )
     yield (
         config.features == "constant" and config.normalize in STANDARD,
         f"expected normalize none with features constant, got {config.normalize}: a constant "
         "feature is then 0 at every node; leave normalize out",
+        ("features", "normalize"),
     )
     yield (
         "degree" in config.features and config.drop_edges,
         f"expected no drop_edges with features {config.features}, got {config.drop_edges}: a "
         "silo cannot count edges that it has lost; use constant, or leave drop_edges out",
+        ("features", "drop_edges"),
     )
 
 
@@ -618,25 +653,30 @@ def exclusions_of_labels(config: RunConfig, parts: Parts, labels: LabelForm) -> 
         selector.needs_classes and not task.classes,
         f"expected labels of classes for selector {selector.name}, which learns from the classes "
         f"that each client has, got {task.name}: use one of {selectors_for(task)}",
+        ("dataset", "selector"),
     )
     yield (
         labels == "rating" and not method.trains_ratings,
         f"expected a method that trains on ratings of users and items, got {method.name}: use "
         f"one of {methods_that(lambda m: m.trains_ratings)}",
+        ("dataset", "method"),
     )
     yield (
         config.class_weight is not None and not task.classes,
         f"expected labels of classes for class_weight, got {task.name}: leave class_weight out",
+        ("dataset", "class_weight"),
     )
     yield (
         labels == "rating" and config.normalize in STANDARD,
         f"expected normalize none with ratings, got {config.normalize}: users, items and "
         "ratings have no features to standardize; leave normalize out",
+        ("dataset", "normalize"),
     )
     yield (
         labels == "rating" and config.feature_drift,
         "expected features of nodes for feature_drift, got ratings, whose users and items have "
         "none: leave feature_drift out",
+        ("dataset", "feature_drift"),
     )
 
 
@@ -647,11 +687,13 @@ def exclusions_of_silos(config: RunConfig, num_silos: int) -> Iterator[Exclusion
             getattr(config, name),
             f"expected silos' data as they are, got {name}={getattr(config, name)}: nobody "
             "holds the whole graph; leave it out, or give it to export-silos",
+            ("dataset", name),
         )
     yield (
         config.clients not in (None, num_silos),
         f"clients: expected {num_silos}, one for each silo, got {config.clients}: leave "
         "clients out",
+        ("dataset", "clients"),
     )
 
 
@@ -677,6 +719,7 @@ def exclusions_of_model(
         config.decay_layers != "all" and model.staged is None,
         f"expected decay_layers=all with {model.noun}, whose layers are not known, got "
         f"decay_layers={config.decay_layers}: leave it out",
+        ("model", "decay_layers"),
     )
     if config.directed != "none":
         yield from _exclusions_of_directions(config, parts, model)
@@ -687,12 +730,14 @@ def exclusions_of_model(
             f"expected another metric than {config.metric} for selector {selector.name}, whose "
             "clients score what they receive but rank nothing by it: use rmse and relevant="
             f"{relevant:g}, which ranks as well",
+            ("selector", "metric"),
         )
     if relevant is not None and scale is not None:
         yield (
             relevant > scale[1],
             f"relevant: expected at most {scale[1]:g}, the largest rating that there may be, got "
             f"{relevant:g}: no item would be relevant; lower it",
+            ("dataset", "relevant"),
         )
     reason = neighbors.why_not(model)
     yield (
@@ -700,6 +745,7 @@ def exclusions_of_model(
         f"expected a model that takes the draws of neighbors="
         f"{config.neighbors or parts.neighbors.part.name}, got {config.model}: {reason}; use "
         "neighbors=full or fanout",
+        ("model", "neighbors"),
     )
 
 
@@ -712,12 +758,14 @@ def _exclusions_of_directions(
         is_module and config.directed != "along",
         f"expected directed=along for model {config.model}, which gets edge_index from sources to "
         f"targets and may turn it, got {config.directed}",
+        ("model", "directed"),
     )
     sums = model.staged is not None and any(stage.conv.sums for stage in model.staged.stages)
     yield (
         not sums and not is_module,
         f"expected a model whose layers sum over neighbors for directed={config.directed}, got "
         f"model {config.model}: leave directed out, or use gcn, sage, graphconv, gin, gat or appnp",
+        ("model", "directed"),
     )
     method, sampler = parts.method.part, parts.neighbors.part.name
     yield (
@@ -725,11 +773,13 @@ def _exclusions_of_directions(
         f"expected a method whose clients train on edges of their own for "
         f"directed={config.directed}, got {method.name}, which exchanges rows, or makes or draws "
         "edges of its own: leave directed out, or use a method such as fedavg or fedopt",
+        ("method", "directed"),
     )
     yield (
         sampler not in WEIGHED_SAMPLERS,
         f"expected neighbors=full or fanout for directed={config.directed}, got {sampler}, whose "
         "draws know no directions: leave one of them out",
+        ("neighbors", "directed"),
     )
 
 
@@ -740,6 +790,7 @@ def exclusions_of_clients(config: RunConfig, num_clients: int) -> Iterator[Exclu
         config.min_silos_per_row > max_silos,
         f"expected at most {max_silos} for min_silos_per_row, as a node has neighbors in at "
         f"most that many other silos, got {config.min_silos_per_row}: lower it",
+        ("clients", "min_silos_per_row"),
     )
 
 
@@ -755,7 +806,8 @@ def check_selected(parts: Parts) -> None:
         raise ConfigError(
             f"expected a method whose clients train with a server for {selector_text}, got "
             f"{method.name}, whose clients train alone: leave selector out, or use uniform, "
-            "round_robin or all without limits"
+            "round_robin or all without limits",
+            **mistake("conflicting-options", ["method", "selector"]),
         )
 
 

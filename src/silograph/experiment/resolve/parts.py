@@ -13,7 +13,7 @@ from typing import Any, Generic, Protocol, TypeVar
 from silograph.aggregation.aggregators import AGGREGATORS, Aggregator
 from silograph.aggregation.server_optimizers import SERVER_OPTIMIZERS, ServerOptimizer
 from silograph.core.config import RunConfig, check_read, checked, unread
-from silograph.core.errors import ConfigError, canonical_name, lookup, unknown
+from silograph.core.errors import ConfigError, canonical_name, lookup, mistake, unknown
 from silograph.core.setting_values import RowMinimum, Scalar
 from silograph.evaluation.scoring import AllSilos
 from silograph.experiment.resolve.user_code import import_spec, is_spec
@@ -240,7 +240,10 @@ def _find_part(
     if name not in table:
         other_kind = next((key for key, names in TABLES.items() if name in names), None)
         if other_kind is not None:
-            raise ConfigError(f"unknown {description} {name!r}: did you mean {other_kind}={name}?")
+            raise ConfigError(
+                f"unknown {description} {name!r}: did you mean {other_kind}={name}?",
+                **mistake("unknown-name", description, name, f"{other_kind}={name}", sorted(table)),
+            )
         raise unknown(description, name, [*table, *other_choices])
     return table[name]
 
@@ -295,7 +298,10 @@ def group_options(
                 if name_used[place] != user_name
                 else f"option {user_name}, too"
             )
-            raise ConfigError(f"expected {option} once, got {both}: leave one of them out")
+            raise ConfigError(
+                f"expected {option} once, got {both}: leave one of them out",
+                **mistake("repeated-option", option),
+            )
         name_used[place] = user_name
         # Listings show "none" for an option that is None by default.
         is_none = isinstance(value, str) and value.lower() == "none"
@@ -343,7 +349,10 @@ def unknown_option_error(
     """Return the error for an option that none of some parts has; names the nearest."""
     subject = user_name if user_name in FLAT else f"option {user_name}"
     if len(parts) > 1 and option_name in SETTINGS:
-        return ConfigError(f"{subject}: this is a setting of the run: give {option_name} itself")
+        return ConfigError(
+            f"{subject}: this is a setting of the run: give {option_name} itself",
+            **mistake("unknown-name", "option", user_name, option_name, []),
+        )
     if owners := owners_of(option_name, parts):
         kinds = {owner.partition(" ")[0] for owner in owners}
         has_one_owner = len(owners) == 1
@@ -351,12 +360,22 @@ def unknown_option_error(
         searched_parts = {kind: part for kind, part in parts.items() if kind in kinds}
         return ConfigError(
             f"{subject}: {_describe_missing_option(searched_parts)}, but {join_words(owners)} "
-            f"{'has' if has_one_owner else 'have'} it: leave it out, or {remedy}"
+            f"{'has' if has_one_owner else 'have'} it: leave it out, or {remedy}",
+            **mistake(
+                "unread-option",
+                user_name,
+                " and ".join(part.name for part in searched_parts.values()),
+            ),
         )
     message = f"{subject}: {_describe_missing_option(parts)}"
     full_names = [f"{kind}.{name}" for kind, part in parts.items() for name in options_of(part)]
+
+    def error(end: str, suggestion: str | None = None) -> ConfigError:
+        fields = mistake("unknown-name", "option", user_name, suggestion, full_names)
+        return ConfigError(f"{message}{end}", **fields)
+
     if not full_names:
-        return ConfigError(f"{message}, nor any other: leave it out")
+        return error(", nor any other: leave it out")
     short = {name.partition(".")[2]: name for name in reversed(full_names)}
     names = {n for kind in parts for part in TABLES[kind].values() for n in options_of(part)}
     tail = option_name.rpartition(".")[2]  # `scale` of `fedpub.scale`
@@ -368,14 +387,14 @@ def unknown_option_error(
         option_name.lower(), sorted(short), n=1, cutoff=0.6
     )
     if not nearest:
-        return ConfigError(f"{message}; choices: {', '.join(full_names)}")
+        return error(f"; choices: {', '.join(full_names)}")
     if nearest[0] not in short:
         of = join_words(owners_of(nearest[0], parts))
-        return ConfigError(f"{message}: did you mean {nearest[0]!r} of {of}?")
+        return error(f": did you mean {nearest[0]!r} of {of}?", nearest[0])
     is_unambiguous = sum(name.partition(".")[2] == nearest[0] for name in full_names) == 1
     names_part = user_name.partition(".")[0] in TABLES
     hint = nearest[0] if is_unambiguous and not names_part else short[nearest[0]]
-    return ConfigError(f"{message}: did you mean {hint!r}?")
+    return error(f": did you mean {hint!r}?", hint)
 
 
 def _describe_missing_option(parts: Mapping[str, NamedPart]) -> str:

@@ -8,7 +8,7 @@ from typing import Any, Literal
 import torch
 
 from silograph.core.config import RunConfig, make_config
-from silograph.core.errors import CheckpointError, ConfigError
+from silograph.core.errors import CheckpointError, ConfigError, mistake, reword_error
 from silograph.core.key import Key
 from silograph.core.numeric_state import torch_threads
 from silograph.core.resolved_config import ResolvedConfig
@@ -490,7 +490,8 @@ def check_evaluate_clients(config: RunConfig, parts: Parts, method_config: Metho
         raise ConfigError(
             f"expected evaluate_clients=all for {parts.method.part.name} where only some clients "
             "train in a round, got participants: its models are scored before it is known who "
-            "trains next; leave evaluate_clients out, or let all clients train"
+            "trains next; leave evaluate_clients out, or let all clients train",
+            **mistake("conflicting-options", ["evaluate_clients", "method"]),
         )
 
 
@@ -520,7 +521,8 @@ def device_of(name: str) -> torch.device:
         explanation = "" if is_unhelpful or not reason else f": {reason}"
         raise ConfigError(
             f"device: expected a torch device of this machine, such as cpu or cuda:0, got {name!r}"
-            f"{explanation}"
+            f"{explanation}",
+            **mistake("option-value", "device", name),
         ) from None
     return device
 
@@ -694,7 +696,10 @@ class RunRequest:
                 raise CheckpointError(
                     f"expected the partition of the run, {self.config.partition}, got "
                     f"{config.partition}: going on would not give the numbers of an uninterrupted "
-                    "run"
+                    "run",
+                    **mistake(
+                        "foreign-checkpoint", "partition", config.partition, self.config.partition
+                    ),
                 )
         if config.out is not None:  # after loading, whose errors name the path as the user wrote it
             config = with_absolute_paths(config, in_memory=self.source.kind == "memory")
@@ -762,22 +767,27 @@ def parse_resume_request(
     if method is None and config.method not in METHODS and not is_spec(config.method):
         raise ConfigError(
             f"expected the method {config.method!r} of the run, got none: it was given as a value; "
-            "use sg.resume(DIR, method=...)"
+            "use sg.resume(DIR, method=...)",
+            **mistake("part-not-saved", "method", folder),
         )
     parts = choose(config, method)
     try:
         make = own_module(config) if model is None else model
     except ConfigError as error:
-        raise ConfigError(f"{error}; or give the class: sg.resume(DIR, model=...)") from error
+        raise reword_error(
+            error, f"{error}; or give the class: sg.resume(DIR, model=...)", ConfigError
+        ) from error
     if partition is None and graph is None and config.partition.startswith(GIVEN):
         raise ConfigError(
             f"expected the partition of the run in {folder}, got none: it was made in memory; use "
-            "sg.resume(DIR, partition=...)"
+            "sg.resume(DIR, partition=...)",
+            **mistake("part-not-saved", "partition", folder),
         )
     if partition is not None and not config.partition.startswith(GIVEN):
         raise ConfigError(
             f"expected no partition, for that of the run is {config.partition}, got one: leave it "
-            "out"
+            "out",
+            **mistake("unread-option", "partition", config.partition),
         )
     partition_option = {} if partition is None else {"partition": partition}
     call = parse_call_arguments(graph, partition_option, config.repeated_edges)
@@ -788,7 +798,8 @@ def parse_resume_request(
     if run_source is None or dataset is None:
         raise ConfigError(
             f"expected the graph of the run in {folder}, got none: it was made in memory; "
-            "use sg.resume(DIR, graph=...)"
+            "use sg.resume(DIR, graph=...)",
+            **mistake("part-not-saved", "graph", folder),
         )
     source = source_of(replace(config, dataset=dataset, data_dir=run_source["data_dir"]))
     return RunRequest(config, source, parts, make, None, call.partition)

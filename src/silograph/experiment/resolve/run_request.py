@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from silograph.core.config import RunConfig, changed_values, make_config
-from silograph.core.errors import ConfigError, PartitionError
+from silograph.core.errors import ConfigError, PartitionError, mistake
 from silograph.core.resolved_config import ResolvedConfig, to_run_config
 from silograph.experiment.resolve.parts import with_canonical_names
 from silograph.experiment.resolve.user_code import CALLABLE, MODULES, absolute, own_code, spec_of
@@ -192,7 +192,8 @@ def merge_config(
     match graph:
         case None if config is None and "dataset" not in options:
             raise ConfigError(
-                "expected a graph, or the name or path of one, got None: sg.load('digits') is one"
+                "expected a graph, or the name or path of one, got None: sg.load('digits') is one",
+                **mistake("missing-option", "graph"),
             )
         case None:
             dataset_option = {}
@@ -303,25 +304,29 @@ def parse_call_arguments(
         if not (is_array or isinstance(partition, Partition) or callable(partition)):
             raise ConfigError(
                 "expected a partition by name, FILE.csv, an array with the client of every node, a "
-                f"Partition or a function of the graph, got {type(partition).__name__}"
+                f"Partition or a function of the graph, got {type(partition).__name__}",
+                **mistake("option-value", "partition", type(partition).__name__),
             )
         if isinstance(partition, Partition) and options.get("partition_seed") is not None:
             raise ConfigError(
                 "partition_seed: expected none with a Partition, which is cut already, got "
-                f"{options['partition_seed']}: leave partition_seed out"
+                f"{options['partition_seed']}: leave partition_seed out",
+                **mistake("conflicting-options", ["partition", "partition_seed"]),
             )
         options["partition"] = PENDING
     if is_clients(graph) and options.setdefault("partition", "silo") != "silo":
         raise ConfigError(
             "expected no partition with a list of clients, got one: they are cut already; leave "
-            "it out"
+            "it out",
+            **mistake("unread-option", "partition", "list of clients"),
         )
     if isinstance(graph, Graph | Silos):
         if options.get("repeated_edges") is not None:
             raise ConfigError(
                 "repeated_edges: expected none with a graph in memory, whose edges are combined "
                 f"already, got {options['repeated_edges']!r}: give it to the reader, such as "
-                "sg.from_csv(..., repeated_edges=...)"
+                "sg.from_csv(..., repeated_edges=...)",
+                **mistake("unread-option", "repeated_edges", "graph in memory"),
             )
     elif graph is not None and not isinstance(graph, str | os.PathLike):
         graph = graph_of(graph, options.get("repeated_edges") or repeated_edges or "mean")
@@ -346,7 +351,8 @@ def apply_partition(
     """
     if isinstance(data, Silos):
         raise ConfigError(
-            "partition: expected none with silos, got one in memory: they are cut already"
+            "partition: expected none with silos, got one in memory: they are cut already",
+            **mistake("unread-option", "partition", "silos"),
         )
     if callable(partition) and not isinstance(partition, Partition):
         name = getattr(partition, "__name__", type(partition).__name__)
@@ -389,14 +395,16 @@ def with_own_partition(config: RunConfig, data: Graph | CutGraph) -> Graph | Cut
             if getattr(config, name):
                 raise ConfigError(
                     f"expected a partition that is used as it is, got {name}="
-                    f"{getattr(config, name)}: leave it out, or cut the graph that is meant"
+                    f"{getattr(config, name)}: leave it out, or cut the graph that is meant",
+                    **mistake("conflicting-options", ["partition", name]),
                 )
         num_clients = len(data.partition.ids)
     elif config.partition.startswith(GIVEN):
         if data.silo is None or f"{GIVEN}{of_silos(data).hash}" != config.partition:
             raise ConfigError(
                 f"expected the partition {config.partition} of the run, got none: it was made in "
-                "memory; use sg.run(..., partition=...), or sg.resume(DIR, partition=...) to go on"
+                "memory; use sg.run(..., partition=...), or sg.resume(DIR, partition=...) to go on",
+                **mistake("part-not-saved", "partition", None),
             )
         num_clients = len(data.silo_names)
     elif is_partition_file(config.partition):
@@ -407,7 +415,8 @@ def with_own_partition(config: RunConfig, data: Graph | CutGraph) -> Graph | Cut
     if config.clients not in (None, num_clients):
         raise ConfigError(
             f"clients: expected {num_clients}, as the partition has, got {config.clients}: leave "
-            "clients out"
+            "clients out",
+            **mistake("conflicting-options", ["clients", "partition"]),
         )
     return data
 
@@ -425,6 +434,7 @@ def with_silo_partition(config: RunConfig) -> RunConfig:
         got = "one in memory" if config.partition.startswith(GIVEN) else config.partition
         raise ConfigError(
             f"partition: expected none with silos, got {got}: they are cut already; "
-            "leave partition out"
+            "leave partition out",
+            **mistake("unread-option", "partition", "silos"),
         )
     return replace(config, partition=CUT)

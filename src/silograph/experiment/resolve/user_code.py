@@ -17,7 +17,7 @@ from types import ModuleType
 from typing import TypeVar
 
 from silograph.core.config import RunConfig
-from silograph.core.errors import CheckpointError, ConfigError, install_command, unknown
+from silograph.core.errors import CheckpointError, ConfigError, install_command, mistake, unknown
 from silograph.core.resolved_config import ResolvedConfig
 from silograph.graph.partition.partition import names_clients
 
@@ -68,21 +68,26 @@ def import_spec(spec: str, kind: type[T]) -> T:
     """
     source, _, name = spec.rpartition(":")
     if not source or not name.isidentifier():
-        raise ConfigError(f"expected FILE.py:NAME or package.module:NAME, got {spec!r}")
+        raise ConfigError(
+            f"expected FILE.py:NAME or package.module:NAME, got {spec!r}",
+            **mistake("failed-import", spec),
+        )
     names = vars(module_of(source))
     if name not in names:
         choices = [choice for choice, value in names.items() if isinstance(value, kind)]
         if not choices:
             raise ConfigError(
                 f"expected a {_type_name(kind)} named {name} in {source}, got none: the file has "
-                f"no {_type_name(kind)}"
+                f"no {_type_name(kind)}",
+                **mistake("failed-import", spec),
             )
         raise unknown(f"{_type_name(kind)} in {source}", name, choices)
     part = names[name]
     if not isinstance(part, kind):
         remedy = MODULES if _type_name(kind) == CALLABLE else "name a value of that type"
         raise ConfigError(
-            f"expected a {_type_name(kind)} in {spec}, got {type(part).__name__}: {remedy}"
+            f"expected a {_type_name(kind)} in {spec}, got {type(part).__name__}: {remedy}",
+            **mistake("failed-import", spec),
         )
     return part
 
@@ -103,7 +108,10 @@ def module_of(source: str) -> ModuleType:
         with _working_folder_last():
             return importlib.import_module(source)
     except (Exception, SystemExit) as error:
-        raise ConfigError(f"expected to import {source}, got {_describe_error(error)}") from error
+        raise ConfigError(
+            f"expected to import {source}, got {_describe_error(error)}",
+            **mistake("failed-import", source),
+        ) from error
 
 
 def source_name(source: str) -> str:
@@ -153,7 +161,10 @@ def digest_of_source(source: str) -> str:
                 name = module_path.relative_to(folder).as_posix()
                 hasher.update(f"\0{name}\0{len(code)}\0".encode() + code)
     except OSError as error:
-        raise ConfigError(f"expected to import {source}, got: {error.strerror}") from None
+        raise ConfigError(
+            f"expected to import {source}, got: {error.strerror}",
+            **mistake("failed-import", source),
+        ) from None
     return hasher.hexdigest()
 
 
@@ -163,10 +174,14 @@ def _module_file(name: str) -> str | None:
         with _working_folder_last():
             spec = _find_module_spec(name)
     except (Exception, SystemExit) as error:
-        raise ConfigError(f"expected to import {name}, got {_describe_error(error)}") from error
+        raise ConfigError(
+            f"expected to import {name}, got {_describe_error(error)}",
+            **mistake("failed-import", name),
+        ) from error
     if spec is None:
         raise ConfigError(
-            f"expected to import {name}, got ModuleNotFoundError: No module named {name!r}"
+            f"expected to import {name}, got ModuleNotFoundError: No module named {name!r}",
+            **mistake("failed-import", name),
         )
     return spec.origin if spec.has_location else None
 
@@ -271,7 +286,8 @@ def check_trusted(specs_by_kind: Mapping[str, str], trust: Trust, origin: object
         if absolute(spec) not in trusted_specs:
             raise ConfigError(
                 f"expected leave to run code that {origin} names, got none: the {kind} is {spec}; "
-                "read that code, then say --trust (in Python trust=True)"
+                "read that code, then say --trust (in Python trust=True)",
+                **mistake("untrusted-code", spec),
             )
 
 
@@ -311,5 +327,6 @@ def differs(name: str, current: object, original: object) -> CheckpointError:
     """Return the error for a run that would be resumed with another value than it began with."""
     return CheckpointError(
         f"expected a run with {name} {current}, got one with {original}: going on would not give "
-        "the numbers of an uninterrupted run; start a new run"
+        "the numbers of an uninterrupted run; start a new run",
+        **mistake("foreign-checkpoint", name, current, original),
     )

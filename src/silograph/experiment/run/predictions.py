@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from silograph.core.errors import ConfigError, DataError, unknown
+from silograph.core.errors import ConfigError, DataError, mistake, unknown
 from silograph.core.files import check_new_file, to_text, write_atomic
 from silograph.core.numeric_state import standard_numerics
 from silograph.experiment.result_files import (
@@ -73,14 +73,18 @@ def predict_to(
     own = has_own_models(folder)
     model_files = _models_in(folder / MODELS) if own else [model_file(folder)]
     if not model_files:
-        raise DataError(f"expected models of clients in {folder / MODELS}, got none: train again")
+        raise DataError(
+            f"expected models of clients in {folder / MODELS}, got none: train again",
+            **mistake("missing-file", folder / MODELS),
+        )
     trained = load_model(model_files[0], model=model)
     trained.check_says_all()  # before data are read: of ratings they have a scale
     by_client = own or trained.preprocessing.needs_client
     if client is not None and not by_client:
         raise ConfigError(
             f"expected no client for a model that all clients use alike, got {client!r}: leave "
-            "--client out"
+            "--client out",
+            **mistake("unread-option", "client", str(run)),
         )
     if own and client is not None and client not in (client_names := _clients_of(folder)):
         raise unknown("client", client, client_names)
@@ -154,7 +158,8 @@ def predict_tables_to(
             raise DataError(
                 f"expected {PREPARED} in {folder}, by which tables are prepared as those of the "
                 "silo were, got none: give the folder that silograph prepare made by --like, or a "
-                "prepared folder by --data in place of --tables"
+                "prepared folder by --data in place of --tables",
+                **mistake("missing-file", folder / PREPARED),
             )
         check_written(folder, [PREPARED])
     with tempfile.TemporaryDirectory(prefix="silograph-") as made:
@@ -184,14 +189,16 @@ def _statistics_of(run: Path, client: str | None, features: int) -> ColumnStatis
         raise DataError(
             f"the model in {run} was trained with normalize standard_client, and its clients' "
             "statistics are not there: silos keep their own, so predict at a silo with the result "
-            "that it has kept, or train with normalize standard"
+            "that it has kept, or train with normalize standard",
+            **mistake("missing-file", path),
         )
     check_written(folder, [CLIENT_STATISTICS])
     if client is None:
         client_names = _clients_of(folder)
         raise ConfigError(
             f"the model in {run} was trained with normalize standard_client, where each client "
-            f"has its own means and deviations: choose one by --client, of {_some(client_names)}"
+            f"has its own means and deviations: choose one by --client, of {_some(client_names)}",
+            **mistake("missing-option", "client"),
         )
     return read_client_statistics(path, client, features)
 
@@ -242,7 +249,8 @@ def read_data(
     if isinstance(contents, Silos):
         raise ConfigError(
             f"expected the folder of one silo, got {os.fspath(data)}, which holds "
-            f"{_some(contents.ids)}: name one of their folders"
+            f"{_some(contents.ids)}: name one of their folders",
+            **mistake("wrong-format", data),
         )
     return contents
 
@@ -262,7 +270,8 @@ def _check_same_cut(run: Path, silo: Path) -> None:
         raise DataError(
             f"expected a client's folder of the cut of {run} (hash {run_hash}), got {silo}, of "
             f"another one ({silo_hash}): write it by silograph export-silos with the dataset, "
-            "partition, clients and seed of the run"
+            "partition, clients and seed of the run",
+            **mistake("model-mismatch", "partition", run_hash, silo_hash),
         )
 
 
@@ -299,11 +308,13 @@ def model_file(run: Path, silo: str | None = None) -> Path:
         if own := _models_in(run):
             raise DataError(
                 f"expected a result folder or a model's file, got {run}, a folder of models: give "
-                f"one of its files, such as {own[0]}"
+                f"one of its files, such as {own[0]}",
+                **mistake("wrong-format", run),
             )
         raise DataError(
             f"expected a model in {run}, got none: the run is not over, its server keeps the "
-            "model, or its method has no whole one, as fedper"
+            "model, or its method has no whole one, as fedper",
+            **mistake("missing-file", run / MODEL),
         )
     client_names = _clients_of(run)
     if silo not in client_names:
@@ -312,7 +323,8 @@ def model_file(run: Path, silo: str | None = None) -> Path:
             f"{'a graph' if silo is None else silo}: write clients' folders by silograph "
             f"export-silos, and give that of one of {_some(client_names)}, or add --client NAME, "
             f"or give a model's file, such as {run / MODELS / file_of(0, client_names[0])}, in "
-            f"place of {run}"
+            f"place of {run}",
+            **mistake("missing-option", "client"),
         )
     return run / MODELS / file_of(client_names.index(silo), silo)
 

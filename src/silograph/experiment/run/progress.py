@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 from urllib.parse import urlsplit
 
-from silograph.core.errors import ConfigError, install_command, unknown
+from silograph.core.errors import ConfigError, missing_package, mistake, unknown
 from silograph.core.resolved_config import ResolvedConfig
 from silograph.experiment.result_files import Row
 from silograph.experiment.run.result import VIEWS, Result
@@ -339,17 +339,17 @@ def make_tracker(text: str) -> Tracker:
     if name not in TRACKERS:
         raise unknown("tracker", name, TRACKERS)
     if equals and not where:
-        raise ConfigError(f"tracker: expected {name}=WHERE or {name}, got {text!r}")
+        raise ConfigError(
+            f"tracker: expected {name}=WHERE or {name}, got {text!r}",
+            **mistake("option-value", "tracker", text),
+        )
     if urlsplit(where).password is not None:
         raise ConfigError(
             f"expected {name}=WHERE without a password, which would stand in the run's files: set "
             "MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD"
         )
     if importlib.util.find_spec(TRACKERS[name].module) is None:
-        raise ConfigError(
-            f"expected the package {TRACKERS[name].module} for the tracker {name}, got none: "
-            f"{install_command(name)}"
-        )
+        raise missing_package(TRACKERS[name].module, f"the tracker {name}", name, ConfigError)
     return TRACKERS[name].make(where or None)
 
 

@@ -25,7 +25,7 @@ from pydantic import TypeAdapter
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from silograph.core.errors import ConfigError, DataError, unknown
+from silograph.core.errors import ConfigError, DataError, mistake, unknown
 from silograph.core.files import check_new_file, check_regular, to_text, write_atomic
 from silograph.core.numeric_state import standard_numerics
 from silograph.core.payload import fields_under, state_of, take_all
@@ -338,12 +338,14 @@ def client_file(run: Path, client: str | None) -> Path:
         raise DataError(
             f"expected recommenders of clients in {run}, got none: they are written when a run on "
             "ratings ends whose model ranks items. A model with tables has them only where the "
-            "best round was the last one, and real silos keep their own"
+            "best round was the last one, and real silos keep their own",
+            **mistake("missing-file", run / RECOMMENDERS),
         )
     if client is None:
         raise ConfigError(
             f"expected the name of a client for {run}, a run of {count_of(len(names), 'client')}, "
-            f"got none: use --client {names[0]}, or another name of its clients.csv, or --all"
+            f"got none: use --client {names[0]}, or another name of its clients.csv, or --all",
+            **mistake("missing-option", "client"),
         )
     if client not in names:
         raise unknown("client", client, names)
@@ -362,7 +364,8 @@ def recommender_file(run: Path, client: str | None = None) -> Path:
     if client is not None:
         raise ConfigError(
             f"expected no client for {run}, which is of one silo, got {client!r}: leave --client "
-            "out"
+            "out",
+            **mistake("unread-option", "client", str(run)),
         )
     if not run.is_dir():
         return run
@@ -375,11 +378,15 @@ def recommender_file(run: Path, client: str | None = None) -> Path:
     if (run / "silo.toml").exists() and not (run / REPORT).exists():
         raise DataError(
             f"expected the result folder of a silo with ratings, got {run}, a silo's own data: "
-            "name the folder of a run in its results"
+            "name the folder of a run in its results",
+            **mistake("wrong-format", run),
         )
     if not (run / REPORT).exists():
         kind = "which is of no run: name a folder in a silo's results"
-    raise DataError(f"expected the result folder of a silo with ratings, got {run}, {kind}")
+    raise DataError(
+        f"expected the result folder of a silo with ratings, got {run}, {kind}",
+        **mistake("wrong-format", run),
+    )
 
 
 @standard_numerics()
@@ -398,7 +405,8 @@ def load_recommender(path: str | os.PathLike[str]) -> Recommender:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except (OSError, SafetensorError) as error:
         raise DataError(
-            f"expected a recommender at {where}, got: {error}: give the result folder of a silo"
+            f"expected a recommender at {where}, got: {error}: give the result folder of a silo",
+            **mistake("wrong-format", where),
         ) from None
     try:
         saved = json.loads(about[FORMAT])
@@ -407,10 +415,14 @@ def load_recommender(path: str | os.PathLike[str]) -> Recommender:
         recommender = Recommender(users, items, *(tensors[name] for name in _TENSORS))
         recommender = replace(recommender, scale=scale)
     except (KeyError, TypeError, ValueError, AttributeError, RecursionError):
-        raise DataError(f"expected a {FORMAT!r} in {where}, got something else") from None
+        raise DataError(
+            f"expected a {FORMAT!r} in {where}, got something else",
+            **mistake("wrong-format", where),
+        ) from None
     if not _is_consistent(recommender):
         raise DataError(
-            f"expected figures for {len(recommender.users)} users in {where}, got others"
+            f"expected figures for {len(recommender.users)} users in {where}, got others",
+            **mistake("damaged-file", where),
         )
     return recommender
 

@@ -39,7 +39,7 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from silograph.core.config import RunConfig
-from silograph.core.errors import CheckpointError, ConfigError, TrainingError
+from silograph.core.errors import CheckpointError, ConfigError, TrainingError, mistake, read_mistake
 from silograph.core.files import check_regular, hold_folder, sync_folder, write_atomic
 from silograph.core.resolved_config import to_run_config
 from silograph.core.run_file import write_toml
@@ -130,11 +130,15 @@ def default_folder(config: RunConfig, part_name: str | None = None) -> str:
 def check_free(path: str) -> None:
     """Raise `ConfigError` if a result folder could not be made at `path`."""
     if not path or "\0" in path:
-        raise ConfigError(f"expected the path of a result folder, got {path!r}")
+        raise ConfigError(
+            f"expected the path of a result folder, got {path!r}",
+            **mistake("option-value", "out", path),
+        )
     if os.path.lexists(path):
         raise ConfigError(
             f"expected a result folder that does not exist yet, got {path}: choose another --out, "
-            "nothing was overwritten"
+            "nothing was overwritten",
+            **mistake("existing-output", path),
         )
 
 
@@ -281,11 +285,13 @@ class ResultFolder:
             lock = hold_folder(path)
         except OSError as error:
             raise ConfigError(
-                f"expected a result folder with a config.toml at {path}, got: {error.strerror}"
+                f"expected a result folder with a config.toml at {path}, got: {error.strerror}",
+                **read_mistake(error, path),
             ) from None
         if lock is None:
             raise ConfigError(
-                f"expected a run that nobody is writing, got {path}, which another process holds"
+                f"expected a run that nobody is writing, got {path}, which another process holds",
+                **mistake("folder-in-use", path),
             )
         self._lock = lock
 
@@ -318,7 +324,8 @@ class ResultFolder:
                 raise
         except OSError as error:
             raise ConfigError(
-                f"expected to make the result folder {path}, got: {error.strerror}"
+                f"expected to make the result folder {path}, got: {error.strerror}",
+                **mistake("unwritable-path", path),
             ) from None
         folder = ResultFolder(target)
         folder.checkpoints.synced = setup.simulated is None
@@ -351,7 +358,8 @@ class ResultFolder:
             short_reason = " ".join(str(reason).split())[:200]
             raise CheckpointError(
                 f"expected what the run was in {self.path / ABOUT}, got: {short_reason}: restore "
-                "the file from a copy, or begin a new run"
+                "the file from a copy, or begin a new run",
+                **mistake("damaged-file", self.path / ABOUT),
             ) from None
         self._check_sums()
         self.checkpoints.synced = not simulated
@@ -368,7 +376,7 @@ class ResultFolder:
             if is_of_model(name) or name in LATER:
                 continue
             if line := describe_difference(file, digest_of(file), digests):
-                raise CheckpointError(line)
+                raise CheckpointError(line, **mistake("damaged-file", file))
 
     def record_digest(self, name: str, data: bytes) -> None:
         """Record the digest of what a file will contain, besides its earlier digests."""
@@ -502,7 +510,8 @@ class ResultFolder:
             return read_rounds(self.path / ROUNDS) if sizes[ROUNDS] else []
         except (ValueError, TypeError, csv.Error) as error:
             raise CheckpointError(
-                f"expected a table of rounds in {self.path / ROUNDS}, got: {error}"
+                f"expected a table of rounds in {self.path / ROUNDS}, got: {error}",
+                **mistake("damaged-file", self.path / ROUNDS),
             ) from None
 
     @property
@@ -525,7 +534,8 @@ class ResultFolder:
         except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
             raise CheckpointError(
                 f"expected the result of a run in {path}, got something else: remove the file, and "
-                "resume writes it anew"
+                "resume writes it anew",
+                **mistake("damaged-file", path),
             ) from error
         check_written(self.path, [RESULT], "remove the file, and resume writes it anew")
         return replace(result, peak_memory_bytes=memory, compile_seconds=seconds)

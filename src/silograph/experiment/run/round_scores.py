@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from silograph.core.errors import TrainingError
+from silograph.core.errors import TrainingError, mistake
 from silograph.core.key import Key
 from silograph.core.payload import Payload, Stacked, tensors_under
 from silograph.core.resolved_config import training_key
@@ -516,7 +516,8 @@ def divergence_error(what: str, loss: float, t: int) -> TrainingError:
     """Return the error for a loss that is NaN or infinite."""
     return TrainingError(
         f"expected a finite {what} loss, got {loss} in round {t}: training diverged; lower --lr, "
-        "or the server's learning rate"
+        "or the server's learning rate",
+        **mistake("diverged", what, t, str(loss)),
     )
 
 

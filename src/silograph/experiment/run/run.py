@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from silograph.core.config import RunConfig, make_config, with_keywords
-from silograph.core.errors import ConfigError, StateError, TrainingError
+from silograph.core.errors import ConfigError, StateError, TrainingError, mistake, reword_error
 from silograph.core.key import Key
 from silograph.core.numeric_state import standard_numerics, torch_threads
 from silograph.core.payload import Shared, with_prefix
@@ -234,7 +234,7 @@ def resume(
             check_trusted(code, trust, target)
         except ConfigError as error:
             hint = "; or give the class: sg.resume(DIR, model=...)" if "model" in code else ""
-            raise ConfigError(f"{error}{hint}") from None
+            raise reword_error(error, f"{error}{hint}", ConfigError) from None
         check_code(about["code"], config, value_kinds)
         request = parse_resume_request(
             target, config, about["source"], graph, partition, method, model
@@ -275,7 +275,8 @@ def restore_run(
     if folder.is_complete:
         raise ConfigError(
             f"expected a run to go on with in {folder.path}, got a complete one without "
-            "checkpoints: its result is in result.json"
+            "checkpoints: its result is in result.json",
+            **mistake("completed-run", folder.path),
         )
     folder.truncate_files(dict.fromkeys(folder.sizes(), 0))
     if setup.simulated is None:  # silos may remember more
@@ -303,7 +304,10 @@ def _restore_snapshot(
 def check_mode(progress: object) -> None:
     """Raise `ConfigError` for a way of showing progress that does not exist."""
     if progress not in MODES and not isinstance(progress, Progress):
-        raise ConfigError(f"expected progress live, plain or none, got {progress!r}")
+        raise ConfigError(
+            f"expected progress live, plain or none, got {progress!r}",
+            **mistake("option-value", "progress", str(progress)),
+        )
 
 
 # --- Scored rounds -------------------------------------------------------------------------------

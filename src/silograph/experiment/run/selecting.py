@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from silograph.control import Controller, Knob, RunStanding
-from silograph.core.errors import ConfigError, ProtocolError, TrainingError
+from silograph.core.errors import ConfigError, ProtocolError, TrainingError, mistake, reword_error
 from silograph.core.key import Key
 from silograph.core.kinds import Kind
 from silograph.core.resolved_config import training_key
@@ -80,7 +80,8 @@ class Selection:
             raise ConfigError(
                 f"expected selector uniform, round_robin or all, without limits, for "
                 f"{setup.method.name}, which does not report its clients one by one, got selector "
-                f"{self.selector.name}"
+                f"{self.selector.name}",
+                **mistake("conflicting-options", ["method", "selector"]),
             )
         if not self.selector.on_receipt or calls is None:
             return
@@ -91,7 +92,8 @@ class Selection:
             raise ConfigError(
                 f"expected a method whose clients score the model that they receive for selector "
                 f"{self.selector.name}, got {setup.method.name}: use selector uniform, "
-                "round_robin or all"
+                "round_robin or all",
+                **mistake("conflicting-options", ["method", "selector"]),
             )
 
     def choose(self, state: ServerState, t: int, key: Key) -> MethodConfig:
@@ -122,7 +124,9 @@ class Selection:
         try:
             positions_of(ids, client_ids)
         except ProtocolError as error:
-            raise ProtocolError(f"selector {self.selector.name} in round {t}: {error}") from None
+            raise reword_error(
+                error, f"selector {self.selector.name} in round {t}: {error}", ProtocolError
+            ) from None
         return list(client_ids)
 
     def reason_to_stop(self, state: ServerState, t: int) -> Stop | None:
@@ -189,7 +193,8 @@ class Selection:
         if num_bytes is None:
             raise ConfigError(
                 f"expected a method whose messages are of a known size for selector.budget, got "
-                f"{setup.method.name}: leave the budget out, or use max_bytes"
+                f"{setup.method.name}: leave the budget out, or use max_bytes",
+                **mistake("conflicting-options", ["method", "selector.budget"]),
             )
         return num_bytes
 
@@ -212,7 +217,8 @@ class Selection:
         if limits.least > limits.clients:
             raise ConfigError(
                 f"option selector.least_clients: expected at most "
-                f"{count_of(limits.clients, 'client')}, got {limits.least}: lower it"
+                f"{count_of(limits.clients, 'client')}, got {limits.least}: lower it",
+                **mistake("option-value", "selector.least_clients", limits.least),
             )
         cost = "" if self._budget is None else self._describe_budget(limits)
         if limits.affordable is not None and limits.affordable < limits.least:
@@ -223,7 +229,8 @@ class Selection:
                 f"{count_of(limits.rounds, 'round')} of {limits.least} to "
                 f"{count_of(limits.clients, 'client')} can have, got {limits.selections_left}"
                 + (cost and f" with a budget of {cost}")
-                + ": lower it"
+                + ": lower it",
+                **mistake("option-value", "selector.least_selections", limits.selections_left),
             )
         num_clients = len(self._draw(state, 1, training_key(self.setup.config)))
         if limits.number(num_clients) is None:

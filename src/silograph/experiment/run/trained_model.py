@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from silograph.core.errors import DataError, lookup
+from silograph.core.errors import DataError, lookup, mistake
 from silograph.core.files import check_regular, write_atomic
 from silograph.core.numeric_state import standard_numerics
 from silograph.core.text import state_of_fields
@@ -126,7 +126,8 @@ class Preprocessing:
             raise DataError(
                 "a model that was trained with normalize standard_client needs the statistics of "
                 "one client, got none: choose it by `silograph predict RUN --client NAME`, or "
-                "result.model_of(NAME)"
+                "result.model_of(NAME)",
+                **mistake("missing-option", "client"),
             )
         rule, mean = self.edge_weights, self.mean_edge_weight
         if isinstance(data, Silo):
@@ -144,7 +145,8 @@ class Preprocessing:
         expected = len(self.statistics.mean)
         if graph.num_features != expected:
             raise DataError(
-                f"expected a graph with the model's {expected} features, got {graph.num_features}"
+                f"expected a graph with the model's {expected} features, got {graph.num_features}",
+                **mistake("model-mismatch", "features", expected, graph.num_features),
             )
         return replace(graph, x=standardize(graph.x, self.statistics))
 
@@ -184,7 +186,8 @@ def read_preprocessing(values: Mapping[str, Any], features: int, path: str) -> P
     if version > DIRECTED:
         raise DataError(
             f"expected a model with preprocessing of version {DIRECTED} in {path}, got version "
-            f"{version}: use the version of silograph that wrote it, or a later one"
+            f"{version}: use the version of silograph that wrote it, or a later one",
+            **mistake("other-version", DIRECTED, version),
         )
     if not values.keys() <= KEYS:
         raise ValueError(min(values.keys() - KEYS))
@@ -302,7 +305,8 @@ def read_client_statistics(path: Path, client: str, features: int) -> ColumnStat
     except (OSError, SafetensorError, KeyError, TypeError, ValueError, RecursionError):
         raise DataError(
             f"expected statistics of clients in {path} as a run writes them, got something else: "
-            "restore the file from a copy, or train again"
+            "restore the file from a copy, or train again",
+            **mistake("damaged-file", path),
         ) from None
     position = lookup({name: i for i, name in enumerate(clients)}, client, "client")
     return statistics.of_client(position)
@@ -323,7 +327,8 @@ def check_names(what: str, ours: Sequence[str], theirs: Sequence[str], where: st
     if what == "classes":
         mend += ", or read a folder of tables with with_labels=False, as labels are not needed"
     raise DataError(
-        f"expected the {what} of the model in {where}, {which}{our_name}, got {their_name}: {mend}"
+        f"expected the {what} of the model in {where}, {which}{our_name}, got {their_name}: {mend}",
+        **mistake("model-mismatch", what, list(ours), list(theirs)),
     )
 
 
@@ -424,7 +429,8 @@ class TrainedModel:
         if graph.num_features != self.shape.features:
             raise DataError(
                 f"expected a graph with the model's {self.shape.features} features, "
-                f"got {graph.num_features}"
+                f"got {graph.num_features}",
+                **mistake("model-mismatch", "features", self.shape.features, graph.num_features),
             )
         none = torch.zeros(graph.num_nodes, dtype=torch.bool)
         weight = next(iter(self.weights.values()))
@@ -546,7 +552,10 @@ def _check_sizes(shape: AnyModel, weight_shapes: Mapping[str, Sequence[int]], pa
             and (isinstance(shape.hidden, int) or len(hidden) == shape.layers)
         )
     if not is_usable:
-        raise DataError(f"expected weights of {shape} in {path}, got {weight_shapes}")
+        raise DataError(
+            f"expected weights of {shape} in {path}, got {weight_shapes}",
+            **mistake("damaged-file", path),
+        )
 
 
 def _check_usable(
@@ -555,15 +564,24 @@ def _check_usable(
     """Raise `DataError` for an invalid file: it may come from anybody."""
     dtypes = sorted({str(w.dtype) for w in weights.values()})
     if dtypes not in (["torch.float32"], ["torch.float64"]):
-        raise DataError(f"expected weights of float32 or float64 in {path}, got {dtypes}")
+        raise DataError(
+            f"expected weights of float32 or float64 in {path}, got {dtypes}",
+            **mistake("damaged-file", path),
+        )
     if not all(bool(w.isfinite().all()) for w in weights.values()):
-        raise DataError(f"expected finite weights in {path}, got NaN or infinity")
+        raise DataError(
+            f"expected finite weights in {path}, got NaN or infinity",
+            **mistake("damaged-file", path),
+        )
     for what, names, count in (
         ("classes", classes, shape.outputs),
         ("features", features, shape.features),
     ):
         if names and len(names) != count:
-            raise DataError(f"expected names of {count} {what} in {path}, got {len(names)}")
+            raise DataError(
+                f"expected names of {count} {what} in {path}, got {len(names)}",
+                **mistake("damaged-file", path),
+            )
 
 
 def _read_shape(saved: Mapping[str, Any], make: Make | None, path: str) -> AnyModel:
@@ -610,11 +628,15 @@ def _no_model_error(path: Path) -> DataError:
     if path.is_dir():
         files = sorted([*path.glob("*.safetensors"), *path.glob("*/*.safetensors")])
         remedy = f"give a file in it, such as {files[0]}" if files else "there is no model in it"
-        return DataError(f"expected a model file, got the folder {path}: {remedy}")
+        return DataError(
+            f"expected a model file, got the folder {path}: {remedy}",
+            **mistake("wrong-format", path),
+        )
     got = "one that cannot be read or is no model" if path.exists() else "no such file"
     return DataError(
         f"expected a model file at {path}, got {got}: give model.safetensors of a result folder or "
-        "a file of its models"
+        "a file of its models",
+        **mistake("wrong-format" if path.exists() else "missing-file", path),
     )
 
 
@@ -642,7 +664,10 @@ def load_model(path: str | os.PathLike[str], *, model: Make | None = None) -> Tr
     except (OSError, SafetensorError):
         raise _no_model_error(Path(path)) from None
     if FORMAT not in about:
-        raise DataError(f"expected a {FORMAT!r} in {os.fspath(path)}, got keys {sorted(about)}")
+        raise DataError(
+            f"expected a {FORMAT!r} in {os.fspath(path)}, got keys {sorted(about)}",
+            **mistake("wrong-format", path),
+        )
     try:
         saved = json.loads(about[FORMAT])
         shape = _read_shape(saved["shape"], model, os.fspath(path))
@@ -660,13 +685,17 @@ def load_model(path: str | os.PathLike[str], *, model: Make | None = None) -> Tr
         raise
     # pydantic's ValidationError is a ValueError; nested or huge values of a file are the last two.
     except (KeyError, TypeError, ValueError, OverflowError, RecursionError):
-        raise DataError(f"expected a model's shape in {os.fspath(path)}, got none") from None
+        raise DataError(
+            f"expected a model's shape in {os.fspath(path)}, got none",
+            **mistake("damaged-file", path),
+        ) from None
     weight_shapes = {name: tuple(w.shape) for name, w in weights.items()}
     _check_sizes(shape, weight_shapes, os.fspath(path))
     if weight_shapes != shape.weight_shapes:
         raise DataError(
             f"expected weights {dict(shape.weight_shapes)} in {os.fspath(path)}, got "
-            f"{weight_shapes}"
+            f"{weight_shapes}",
+            **mistake("damaged-file", path),
         )
     _check_usable(shape, weights, names, preprocessing.feature_names, os.fspath(path))
     return TrainedModel(shape, weights, names, preprocessing, threshold)

@@ -30,7 +30,7 @@ from hashlib import blake2b, sha256
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from silograph.core.errors import ConfigError, PolicyError, ProtocolError, SilographError
+from silograph.core.errors import ConfigError, PolicyError, ProtocolError, SilographError, mistake
 from silograph.core.kinds import RECEIVED, Kind
 from silograph.core.payload import Payload
 from silograph.core.text import count_of
@@ -595,15 +595,20 @@ def open_audit(path: Path | None, about: Mapping[str, str]) -> Iterator[tuple[Au
     try:
         file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o600)
     except OSError as error:
-        raise ConfigError(f"expected to write {path}, got: {error.strerror}") from None
+        raise ConfigError(
+            f"expected to write {path}, got: {error.strerror}", **mistake("unwritable-path", path)
+        ) from None
     try:
         if not stat.S_ISREG(os.fstat(file).st_mode):  # a pipe would never be read to its end
-            raise ConfigError(f"expected a file at {path}, got something else")
+            raise ConfigError(
+                f"expected a file at {path}, got something else", **mistake("wrong-format", path)
+            )
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             raise ConfigError(
-                f"expected one process that writes {path}, got another one: stop it first"
+                f"expected one process that writes {path}, got another one: stop it first",
+                **mistake("folder-in-use", path),
             ) from None
         yield _continued(path, file, about)
     finally:
@@ -619,7 +624,8 @@ def _continued(path: Path, file: int, about: Mapping[str, str]) -> tuple[Audit, 
     if damage is not None and not damage.is_torn:
         raise ConfigError(
             f"expected {path} as this silo wrote it, got other contents in {damage}: keep it and "
-            "move it away, the next start begins a new one (docs/how_to/read_the_audit.md)"
+            "move it away, the next start begins a new one (docs/how_to/read_the_audit.md)",
+            **mistake("damaged-file", path),
         )
     torn_bytes = 0 if damage is None else size - damage.whole
     if size - torn_bytes >= MOST_FILE:

@@ -23,7 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from silograph.core.errors import CheckpointError, ProtocolError, StateError
+from silograph.core.errors import CheckpointError, ProtocolError, StateError, mistake, reword_error
 from silograph.core.key import Key
 from silograph.core.kinds import Kind
 from silograph.core.payload import Field, Payload, Ragged, Stacked, State, join, take_all
@@ -110,29 +110,41 @@ class Failures:
 
     def check_back(self, names: Sequence[str], min_back: int) -> None:
         """Raise `ProtocolError` if fewer than `min_back` of the silos may still come back."""
-        if sum(name in self._lost_silos for name in names) < min_back:
+        if (back := sum(name in self._lost_silos for name in names)) < min_back:
             reasons = "; ".join(f"{n}: {self._reasons[n]}" for n in names if n in self._reasons)
-            raise ProtocolError(f"expected silos to come back with their states, got {reasons}")
+            raise ProtocolError(
+                f"expected silos to come back with their states, got {reasons}",
+                **mistake("too-few-silos", min_back, back, list(names)),
+            )
 
     def missing_silos_error(
-        self, line: str, names: Sequence[str], min_back: int, clients: int, *, summable: bool = True
+        self,
+        line: str,
+        names: Sequence[str],
+        expected: int,
+        got: int,
+        clients: int,
+        *,
+        summable: bool = True,
     ) -> ProtocolError:
         """Return the error for silos that are missing.
 
         Args:
             line: what was expected, for the message.
             names: of the silos that are missing.
-            min_back: how many of them must come back.
+            expected: number of silos that must be there.
+            got: number of those that are.
             clients: number of silos of the run.
             summable: whether the run can go on without some of its silos.
         """
         line += "; ".join(f"{name}: {self._reasons.get(name, 'not there')}" for name in names)
         lost_silos = [name for name in names if name in self._lost_silos]
-        if len(lost_silos) >= min_back:
-            return AwayError(line, lost_silos, min_back)
+        fields = mistake("too-few-silos", expected, got, list(names))
+        if len(lost_silos) >= expected - got:
+            return AwayError(line, lost_silos, expected - got, **fields)
         failed = [name for name in names if name not in self._lost_silos]
         return ProtocolError(
-            line + advise_on_resume(failed, clients - len(failed), summable=summable)
+            line + advise_on_resume(failed, clients - len(failed), summable=summable), **fields
         )
 
 
@@ -552,7 +564,7 @@ class Session:
             requirement = f"at least {count_of(least, 'silo')} to write round {number} down"
             line = f"expected {requirement}, got {num_attached}; "
             raise self._failures.missing_silos_error(
-                line, self.away, least - num_attached, len(self.ids)
+                line, self.away, least, num_attached, len(self.ids)
             )
         self._last_whole |= dict.fromkeys(self.peers, number)
 
@@ -602,7 +614,9 @@ class Session:
             self._report(Event(What.WAITING, name, self._round, seconds=self._limits.patience))
         while not self._are_back(away):
             if time.monotonic() > deadline:
-                raise ProtocolError(f"{away}; not back within {self._limits.patience:g} s")
+                raise reword_error(
+                    away, f"{away}; not back within {self._limits.patience:g} s", ProtocolError
+                )
             time.sleep(PAUSE)
         self._account = Account(len(self.ids), self.ledger.records[: self._first_record])
         self._usual.begin_again()
@@ -766,15 +780,13 @@ class Session:
                 f"expected all silos to answer {op.__name__}, whose replies are no sums, got none "
             )
             raise self._failures.missing_silos_error(
-                f"{line}from ", names, len(names), len(self.ids), summable=False
+                f"{line}from ", names, len(positions), len(places), len(self.ids), summable=False
             )
         least = min(self._limits.least, len(positions))
         if len(places) < least:
             requirement = f"at least {count_of(least, 'silo')} to answer {op.__name__}"
             line = f"expected {requirement}, got {len(places)}; "
-            raise self._failures.missing_silos_error(
-                line, names, least - len(places), len(self.ids)
-            )
+            raise self._failures.missing_silos_error(line, names, least, len(places), len(self.ids))
 
     def _drop(self, peer: Peer, op: str, reason: str, cause: Cause) -> None:
         event = Event(What.DROPPED, peer.name, self._round, op=op, cause=cause, reason=reason)

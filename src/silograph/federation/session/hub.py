@@ -19,7 +19,14 @@ from typing import Any
 
 import grpc
 
-from silograph.core.errors import ConfigError, DataError, FrameError, ProtocolError
+from silograph.core.errors import (
+    ConfigError,
+    DataError,
+    FrameError,
+    ProtocolError,
+    mistake,
+    reword_error,
+)
 from silograph.federation.frame import decode
 from silograph.federation.matching import (
     NONCE_BYTES,
@@ -311,7 +318,8 @@ class Hub:
         if not self.port:
             raise ConfigError(
                 f"listen: expected a free address, got {address}: it is in use, or not of this "
-                "machine"
+                "machine",
+                **mistake("option-value", "listen", address),
             )
         self.address = join_address(host, self.port)
         self._server.start()
@@ -497,7 +505,10 @@ def agree(peers: Mapping[str, Peer], seconds: float | None) -> tuple[Agreement, 
         for each in result.disagreements:
             _explain(peers[each.silo], nonce, each, seconds)
         first = result.disagreements[0]
-        raise DataError(f"{first}: {first.silo} itself says which, where it was started")
+        raise DataError(
+            f"{first}: {first.silo} itself says which, where it was started",
+            **mistake("silos-disagree", "edges", first.silo, first.other),
+        )
     return result, result.route
 
 
@@ -508,7 +519,7 @@ def _hello(name: str, peer: Peer, seconds: float | None) -> Hello:
             raise ProtocolError(f"expected the hello of a silo, got a frame of {envelope.op}")
         hello_message = from_payload(payload)
     except ProtocolError as error:
-        raise ProtocolError(f"{name}: {error}") from None
+        raise reword_error(error, f"{name}: {error}", ProtocolError) from None
     return replace(hello_message, name=name)  # the one that it has proved to be
 
 

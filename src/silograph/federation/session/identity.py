@@ -29,7 +29,7 @@ from cryptography.hazmat.primitives.serialization import (
 )
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from silograph.core.errors import ConfigError
+from silograph.core.errors import ConfigError, mistake, read_mistake
 from silograph.core.files import opens_private
 from silograph.core.text import count_of
 from silograph.federation.session.events import Event, What
@@ -90,13 +90,19 @@ class SiloKey:
             path.with_suffix(".pub").write_bytes(made.public_pem)
             return made
         except OSError as error:
-            raise ConfigError(f"expected a silo's key at {path}, got: {error.strerror}") from None
+            raise ConfigError(
+                f"expected a silo's key at {path}, got: {error.strerror}",
+                **read_mistake(error, path),
+            ) from None
         try:
             key = load_pem_private_key(data, password=None)
         except (ValueError, TypeError):
             key = None
         if not isinstance(key, Ed25519PrivateKey):
-            raise ConfigError(f"expected an Ed25519 key (PEM) in {path}, got something else")
+            raise ConfigError(
+                f"expected an Ed25519 key (PEM) in {path}, got something else",
+                **mistake("wrong-format", path),
+            )
         return SiloKey(key)
 
     @property
@@ -121,7 +127,9 @@ def write_secret(path: Path, data: bytes) -> None:
         with open(path, "xb", opener=opens_private) as file:
             file.write(data)
     except OSError as error:
-        raise ConfigError(f"expected to make {path}, got: {error.strerror}") from None
+        raise ConfigError(
+            f"expected to make {path}, got: {error.strerror}", **mistake("unwritable-path", path)
+        ) from None
 
 
 def is_signed(public: bytes, signature: bytes, text: bytes) -> bool:
@@ -166,10 +174,15 @@ def _read_key_folder(folder: Path) -> dict[str, bytes]:
         except (ValueError, OSError):
             key = None
         if not isinstance(key, Ed25519PublicKey):
-            raise ConfigError(f"expected an Ed25519 public key (PEM) in {path}, got something else")
+            raise ConfigError(
+                f"expected an Ed25519 public key (PEM) in {path}, got something else",
+                **mistake("wrong-format", path),
+            )
         keys[check_name(path.stem)] = key.public_bytes(Encoding.Raw, PublicFormat.Raw)
     if not keys:
-        raise ConfigError(f"expected NAME.pub files in {folder}, got none")
+        raise ConfigError(
+            f"expected NAME.pub files in {folder}, got none", **mistake("missing-file", folder)
+        )
     return keys
 
 
@@ -187,13 +200,16 @@ def _read_key_file(path: Path) -> dict[str, bytes]:
         if re.fullmatch(r"[0-9a-fA-F]{64}", text.strip()) is None:
             raise ConfigError(
                 f"{path}, line {number}: expected NAME KEY as silograph silo --make-key prints it, "
-                f"got {line[:80]!r}"
+                f"got {line[:80]!r}",
+                **mistake("wrong-format", path),
             )
         if name in keys:
             raise ConfigError(f"{path}, line {number}: expected each silo once, got {name} again")
         keys[check_name(name)] = bytes.fromhex(text.strip())
     if not keys:
-        raise ConfigError(f"expected lines NAME KEY in {path}, got none")
+        raise ConfigError(
+            f"expected lines NAME KEY in {path}, got none", **mistake("wrong-format", path)
+        )
     return keys
 
 
@@ -267,7 +283,10 @@ def make_certificates(folder: Path, hosts: Sequence[str], days: int = 365) -> No
     """
     for name in (CA, CA_KEY, SERVER, SERVER_KEY):
         if (folder / name).exists():
-            raise ConfigError(f"expected no {name} in {folder} yet, got one: use another folder")
+            raise ConfigError(
+                f"expected no {name} in {folder} yet, got one: use another folder",
+                **mistake("existing-output", folder / name),
+            )
     names = [_host(host) for host in hosts]
     authority = ec.generate_private_key(ec.SECP256R1())
     key = ec.generate_private_key(ec.SECP256R1())

@@ -24,7 +24,7 @@ from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import Any
 
-from silograph.core.errors import ConfigError, FrameError, ProtocolError, unknown
+from silograph.core.errors import ConfigError, FrameError, ProtocolError, reword_error, unknown
 from silograph.core.key import MASK, Key
 from silograph.core.kinds import Kind
 from silograph.core.work import Meter
@@ -353,5 +353,6 @@ def name_of(ops: Mapping[str, Op], op: Op) -> str:
 def op_of(ops: Mapping[str, Op], name: str) -> Op:
     """Return the op of a name; raise `ProtocolError` where the table has none."""
     if name not in ops:
-        raise ProtocolError(str(unknown("op", name, ops)).split("; choices")[0])
+        error = unknown("op", name, ops)
+        raise reword_error(error, str(error).split("; choices")[0], ProtocolError)
     return ops[name]

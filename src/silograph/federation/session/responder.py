@@ -18,6 +18,8 @@ from silograph.core.errors import (
     PolicyError,
     ProtocolError,
     SilographError,
+    mistake,
+    reword_error,
 )
 from silograph.core.kinds import Kind
 from silograph.core.payload import Field, State, moved, state_of
@@ -331,7 +333,9 @@ class Responder:
         try:
             prepared.course.check_state(self._state, prepared.extent)
         except ProtocolError as error:  # it would be refused as well where it is read again
-            raise ProtocolError(f"{error}: round {number} is not saved") from None
+            raise reword_error(
+                error, f"{error}: round {number} is not saved", ProtocolError
+            ) from None
         self._store.keep(number, self._state, committed)
         self.audit.round_over()
 
@@ -391,11 +395,15 @@ class Responder:
             raise FrameError(f"expected a frame of {op.__name__}, got one of {envelope.op}")
         agreed_call, after = course.find(envelope.round, op, envelope.kind, call.key)
         if call.rows and not agreed_call.rows:
-            raise ProtocolError(f"expected a call of {op.__name__} without rows, as agreed")
+            raise ProtocolError(
+                f"expected a call of {op.__name__} without rows, as agreed",
+                **mistake("call-not-agreed", envelope.round),
+            )
         if agreed_call.rows and envelope.round > 0 and not prepared.sends_rows:
             raise ProtocolError(
                 f"expected no rows of single nodes in a run that this silo agreed to without them, "
-                f"got {op.__name__} in round {envelope.round}, whose reply has such rows"
+                f"got {op.__name__} in round {envelope.round}, whose reply has such rows",
+                **mistake("call-not-agreed", envelope.round),
             )
         agreed_call.check_inbox(inbox, extent, self._state)
         closes = course.closes(envelope.round, after)

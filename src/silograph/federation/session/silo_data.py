@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 import torch
 
-from silograph.core.errors import PolicyError
+from silograph.core.errors import PolicyError, mistake
 from silograph.core.payload import Payload, State
 from silograph.core.text import count_of
 from silograph.federation.field_specs import Extent, extent_of
@@ -62,7 +62,8 @@ class SendingBounds:
         if self.most_repeats is not None and repeats > self.most_repeats:
             raise PolicyError(
                 f"expected at most {count_of(self.most_repeats, 'round')} to be done again in a "
-                "run (most_repeats of this silo's policy), got one more: the silo leaves the run"
+                "run (most_repeats of this silo's policy), got one more: the silo leaves the run",
+                **mistake("refused-by-policy", "most_repeats"),
             )
 
     def check(self, kind: str, sent: int, size: int) -> None:
@@ -76,7 +77,8 @@ class SendingBounds:
         if self.kinds is not None and kind not in self.kinds:
             raise PolicyError(
                 f"expected replies of {', '.join(self.kinds) or 'no kind'}, as this silo's policy "
-                f"says, got one of {kind}: the silo leaves the run"
+                f"says, got one of {kind}: the silo leaves the run",
+                **mistake("refused-by-policy", "kinds"),
             )
         self.check_size(sent, size)
 
@@ -85,7 +87,8 @@ class SendingBounds:
         if self.most_bytes is not None and sent + size > self.most_bytes:
             raise PolicyError(
                 f"expected at most {self.most_bytes:,} bytes to leave in a run (most_bytes of this "
-                f"silo's policy), got {size:,} more after {sent:,}: the silo leaves the run"
+                f"silo's policy), got {size:,} more after {sent:,}: the silo leaves the run",
+                **mistake("refused-by-policy", "most_bytes"),
             )
 
 

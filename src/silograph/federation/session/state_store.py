@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from silograph.core.errors import AbsentError, CheckpointError, ConfigError
+from silograph.core.errors import AbsentError, CheckpointError, ConfigError, mistake
 from silograph.core.files import hold_folder, write_atomic
 from silograph.core.payload import State
 from silograph.federation.checkpoint import (
@@ -45,11 +45,15 @@ def lock_state_folder(folder: Path) -> Iterator[None]:
         make_private(folder)
         lock = hold_folder(folder)
     except OSError as error:
-        raise ConfigError(f"expected to write {folder}, got: {error.strerror}") from None
+        raise ConfigError(
+            f"expected to write {folder}, got: {error.strerror}",
+            **mistake("unwritable-path", folder),
+        ) from None
     if lock is None:
         raise ConfigError(
             f"expected one process for the state in {folder}, got another that holds it: stop "
-            "it first"
+            "it first",
+            **mistake("folder-in-use", folder),
         )
     try:
         yield
@@ -96,13 +100,19 @@ class StateStore:
             if self._folder.rounds:
                 raise CheckpointError(
                     f"expected {AGREED} beside the states in {self._folder.path.name}, got none: "
-                    "delete that folder to begin the run anew"
+                    "delete that folder to begin the run anew",
+                    **mistake("missing-file", path),
                 ) from None
             return None
         except (OSError, ValueError, RecursionError) as error:
-            raise CheckpointError(f"expected what was agreed in {path}, got: {error}") from None
+            raise CheckpointError(
+                f"expected what was agreed in {path}, got: {error}", **mistake("damaged-file", path)
+            ) from None
         if not isinstance(facts, dict):
-            raise CheckpointError(f"expected what was agreed in {path}, got something else")
+            raise CheckpointError(
+                f"expected what was agreed in {path}, got something else",
+                **mistake("damaged-file", path),
+            )
         return facts
 
     def agree(self, facts: Mapping[str, Any]) -> None:
@@ -155,7 +165,10 @@ class StateStore:
                 if checkpoint.facts.get("data") != self._data:
                     raise CheckpointError("expected the silo's data as they were, got others")
                 return state_from(checkpoint.tensors)
-        raise AbsentError(f"expected the silo's state of round {number}, got none")
+        raise AbsentError(
+            f"expected the silo's state of round {number}, got none",
+            **mistake("missing-checkpoint", None if self._folder is None else self._folder.path),
+        )
 
     def forget_after(self, number: int) -> None:
         """Forget the states of later rounds, which will be repeated."""

@@ -9,7 +9,7 @@ import ipaddress
 import struct
 from collections.abc import Callable, Iterable, Iterator
 
-from silograph.core.errors import ConfigError, FrameError, install_command
+from silograph.core.errors import ConfigError, FrameError, missing_package, mistake
 
 # --- chunks --------------------------------------------------------------------------------------
 # Long messages travel as chunks, so that nothing is received that is not announced and allowed.
@@ -95,10 +95,7 @@ def need_packages() -> None:
     """Raise `ConfigError` unless the packages of a federation are installed."""
     missing = [name for name in PACKAGES if importlib.util.find_spec(name) is None]
     if missing:
-        raise ConfigError(
-            f"expected the package {missing[0]} for a federation of silos, got none: "
-            f"{install_command('federation')}"
-        )
+        raise missing_package(missing[0], "a federation of silos", "federation", ConfigError)
 
 
 def split_address(text: str, setting: str) -> tuple[str, int]:
@@ -117,9 +114,14 @@ def split_address(text: str, setting: str) -> tuple[str, int]:
     host, colon, port = text.rpartition(":")
     host = host[1:-1] if host[:1] == "[" and host[-1:] == "]" else host
     if not (colon and host and port.isascii() and port.isdigit()):
-        raise ConfigError(f"{setting}: expected HOST:PORT, got {text!r}")
+        raise ConfigError(
+            f"{setting}: expected HOST:PORT, got {text!r}", **mistake("option-value", setting, text)
+        )
     if len(port) > 5 or int(port) >= 2**16:
-        raise ConfigError(f"{setting}: expected a port from 1 to 65535 in HOST:PORT, got {text!r}")
+        raise ConfigError(
+            f"{setting}: expected a port from 1 to 65535 in HOST:PORT, got {text!r}",
+            **mistake("option-value", setting, text),
+        )
     return host, int(port)
 
 

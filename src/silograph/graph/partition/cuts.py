@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from silograph.core.errors import PartitionError
+from silograph.core.errors import PartitionError, mistake
 from silograph.core.key import Key
 from silograph.core.payload import offsets, owners
 from silograph.graph.csr import CSR
@@ -207,7 +207,8 @@ def with_ends(graph: Graph, nodes: Sequence[Tensor]) -> tuple[Tensor, ...]:
         if not len(ratings):
             raise PartitionError(
                 f"expected at least one rating a client, got none at client {client}: use fewer "
-                "clients or another partition"
+                "clients or another partition",
+                **mistake("empty-client", client),
             )
         nodes_by_client.append(torch.cat([ratings, user[ratings], item[ratings]]).unique())
     return tuple(nodes_by_client)

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from silograph.core.config import MOST, checked
-from silograph.core.errors import ConfigError, DataError, PartitionError, lookup
+from silograph.core.errors import ConfigError, DataError, PartitionError, lookup, mistake
 from silograph.core.key import Key, hash_texts
 from silograph.core.numeric_state import standard_numerics
 from silograph.core.payload import offsets, owners
@@ -135,7 +135,8 @@ class Partition:
             raise PartitionError(
                 f"expected at least one node a client, got {len(empty)} empty of "
                 f"{len(self.ids)} clients (first: {empty[0]!r}): "
-                "use fewer clients or another method"
+                "use fewer clients or another method",
+                **mistake("empty-client", empty[0]),
             )
         for name, part in zip(self.ids, self.nodes, strict=True):
             ascending = part.dtype == torch.int64 and bool((part.diff() > 0).all())
@@ -270,7 +271,10 @@ def make_partition(
     checked_options: object = checked(partitioner.options, options, f"options of {method}")
     _check_drawing(clients, key)
     if not 0 <= drop_edges <= 1:
-        raise PartitionError(f"expected 0 <= drop_edges <= 1, got {drop_edges}")
+        raise PartitionError(
+            f"expected 0 <= drop_edges <= 1, got {drop_edges}",
+            **mistake("option-value", "drop_edges", drop_edges),
+        )
     ids = _ids(graph, method, clients)
     clients = len(ids) if clients is None else clients
     key = (key if isinstance(key, Key) else Key.of(int(key)).fold("partition")).fold("partition")
@@ -306,7 +310,8 @@ def _check_drawing(clients: object, key: object) -> None:
     if not isinstance(key, Key) and not 0 <= key < MOST:
         raise ConfigError(
             f"key: expected a seed from 0 to {MOST - 1}, as a run has, or a Key, got "
-            f"{short_repr(key)}"
+            f"{short_repr(key)}",
+            **mistake("option-value", "key", short_repr(key)),
         )
 
 

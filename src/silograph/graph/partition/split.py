@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from silograph.core.errors import ConfigError, DataError
+from silograph.core.errors import ConfigError, DataError, mistake
 from silograph.core.key import Key
 from silograph.core.text import count_of
 from silograph.graph.graph import Graph, Split, drawn_order, key_order
@@ -34,7 +34,8 @@ def _trainable(graph: Graph, partition: Partition, split: Split) -> Split:
         count = int((graph.labeled & (partition.owner >= 0)).sum())
         raise DataError(
             f"expected at least one training node, got 0 of {count} labeled ones over "
-            f"{len(partition.ids)} clients: use fewer clients or a larger training ratio"
+            f"{len(partition.ids)} clients: use fewer clients or a larger training ratio",
+            **mistake("no-training-nodes"),
         )
     return split
 
@@ -185,7 +186,8 @@ def _times(graph: Graph, column: str) -> Tensor:
         raise DataError(
             f"split: expected a column {column!r} with times of the nodes of {graph.name!r}, got "
             "none: name it, as in time:COLUMN:0.6/0.2/0.2, or read it by sg.load(..., "
-            f"time={column!r}), or leave `time:` out"
+            f"time={column!r}), or leave `time:` out",
+            **mistake("missing-column", None, column),
         )
     num_missing = int(torch.isnan(time.double()[graph.labeled]).sum())
     if num_missing:
@@ -268,7 +270,8 @@ def parse_fold(text: str) -> tuple[int, int] | None:
     match = re.fullmatch(r"fold=(\d{1,4})/(\d{1,4})", text)
     if match is None or not 1 <= int(match[1]) <= int(match[2]) or int(match[2]) < 2:
         raise ConfigError(
-            f"split: expected a fold from fold=1/K to fold=K/K, K folds of 2 or more, got {text!r}"
+            f"split: expected a fold from fold=1/K to fold=K/K, K folds of 2 or more, got {text!r}",
+            **mistake("option-value", "split", text),
         )
     return int(match[1]), int(match[2])
 
@@ -292,7 +295,8 @@ def parse_ratios(text: str) -> tuple[float, float, float]:
     except ValueError:
         raise ConfigError(
             "split: expected 'public', 'full' or train/val/test such as '0.2/0.4/0.4' (after "
-            f"'time:', 'time:COLUMN:' or 'by-client:' if you like), or fold=I/K, got {text!r}"
+            f"'time:', 'time:COLUMN:' or 'by-client:' if you like), or fold=I/K, got {text!r}",
+            **mistake("option-value", "split", text),
         ) from None
     return train, val, test
 
@@ -301,12 +305,14 @@ def _check_ratios(ratios: tuple[float, float, float]) -> None:
     # A comparison with NaN is false: it fails the first test.
     if not all(ratio >= 0 for ratio in ratios) or ratios[0] == 0:
         raise ConfigError(
-            f"split: expected a training ratio above 0 and none below, got {_text(ratios)}"
+            f"split: expected a training ratio above 0 and none below, got {_text(ratios)}",
+            **mistake("option-value", "split", _text(ratios)),
         )
     if math.fsum(ratios) > 1 + TOLERANCE:
         raise ConfigError(
             f"split: expected ratios that sum to at most 1, such as 0.2/0.4/0.4, got "
-            f"{_text(ratios)} = {math.fsum(ratios):g}"
+            f"{_text(ratios)} = {math.fsum(ratios):g}",
+            **mistake("option-value", "split", _text(ratios)),
         )
 
 

@@ -13,7 +13,7 @@ import numpy as np
 import scipy.sparse as sp
 import torch
 
-from silograph.core.errors import DataError
+from silograph.core.errors import DataError, mistake
 
 _BUILT_IN = ("object", "list", "bytes")
 # What numpy and scipy of all versions, and Python 2, name in a pickle of arrays.
@@ -56,7 +56,8 @@ def check_arrays(path: Path) -> None:
         reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
         raise DataError(
             f"{path.name}: expected a pickle of numbers alone, got {reason}: download it again; "
-            "nothing that it names was run"
+            "nothing that it names was run",
+            **mistake("wrong-format", path),
         ) from None
 
 
@@ -84,5 +85,6 @@ def check_kept(path: Path) -> None:
         reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
         raise DataError(
             f"{path}: expected tensors alone, got {reason}: delete the folder {path.parent.name}, "
-            "which is made again from raw; nothing that the file names was run"
+            "which is made again from raw; nothing that the file names was run",
+            **mistake("wrong-format", path),
         ) from None

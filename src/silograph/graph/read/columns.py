@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from silograph.core.errors import DataError
+from silograph.core.errors import DataError, mistake
 from silograph.core.setting_values import na_words
 from silograph.core.text import printable, short_repr
 
@@ -80,12 +80,16 @@ def missing_values(na_values: NaValues = ()) -> MissingValues:
     if not isinstance(na_values, Iterable):
         raise DataError(
             f"na_values: expected a list of words or numbers such as ['-999'], or a text such as "
-            f"'-999,unknown', got {short_repr(na_values)}"
+            f"'-999,unknown', got {short_repr(na_values)}",
+            **mistake("option-value", "na_values", short_repr(na_values)),
         )
     values = na_words(na_values)
     wrong = [v for v in values if isinstance(v, bool) or not isinstance(v, str | int | float)]
     if wrong:
-        raise DataError(f"na_values: expected words or numbers, got {short_repr(wrong[0])}")
+        raise DataError(
+            f"na_values: expected words or numbers, got {short_repr(wrong[0])}",
+            **mistake("option-value", "na_values", short_repr(wrong[0])),
+        )
     numbers = [to_number(value) if isinstance(value, str) else float(value) for value in values]
     finite = (number for number in numbers if number is not None and math.isfinite(number))
     return MissingValues(NA_WORDS | {str(value).strip() for value in values}, frozenset(finite))

@@ -6,7 +6,7 @@ import os
 import zlib
 from pathlib import Path
 
-from silograph.core.errors import DataError
+from silograph.core.errors import DataError, mistake, read_mistake
 
 GZIP = b"\x1f\x8b"  # the first bytes of a gzip file
 OTHER_KINDS = (  # files that are often renamed to .csv, by their first bytes
@@ -61,10 +61,15 @@ def read_contents(path: Path, expected: str, per_byte: int = PER_BYTE) -> bytes:
         size = path.stat().st_size
         is_pipe = path.exists() and not path.is_file() and not path.is_dir()
         if is_pipe:  # or a device: it would be waited for
-            raise DataError(f"{path}: expected {expected}, got no file that can be read whole")
+            raise DataError(
+                f"{path}: expected {expected}, got no file that can be read whole",
+                **mistake("unreadable-file", path),
+            )
         raw = path.read_bytes() if size <= most else b""
     except OSError as error:
-        raise DataError(f"{path}: expected {expected}, got {error.strerror}") from None
+        raise DataError(
+            f"{path}: expected {expected}, got {error.strerror}", **read_mistake(error, path)
+        ) from None
     if raw[:2] == GZIP:
         try:
             with gzip.GzipFile(fileobj=io.BytesIO(raw)) as file:
@@ -72,7 +77,8 @@ def read_contents(path: Path, expected: str, per_byte: int = PER_BYTE) -> bytes:
         except (OSError, EOFError, zlib.error) as error:
             raise DataError(
                 f"{path}: expected {expected}, packed by gzip, got a damaged file ({error}): copy "
-                "or pack it again"
+                "or pack it again",
+                **mistake("damaged-file", path),
             ) from None
         size = len(raw)
     if size > most:
@@ -80,7 +86,8 @@ def read_contents(path: Path, expected: str, per_byte: int = PER_BYTE) -> bytes:
         raise DataError(
             f"{path}: expected {expected} of at most {most:,} bytes, as reading takes at least "
             f"{per_byte} bytes of memory for each, got {got}: use a machine with more memory, or "
-            "smaller data"
+            "smaller data",
+            **mistake("too-large", path),
         )
     return raw
 
@@ -103,7 +110,10 @@ def read_text(
     raw = read_contents(path, expected, per_byte)
     for mark, kind, remedy in OTHER_KINDS:
         if raw.startswith(mark):
-            raise DataError(f"{path}: expected {expected}, got {kind}: {remedy}")
+            raise DataError(
+                f"{path}: expected {expected}, got {kind}: {remedy}",
+                **mistake("wrong-format", path),
+            )
     try:
         return raw.decode(encoding)
     except LookupError:
@@ -112,5 +122,6 @@ def read_text(
         line, name = raw[: error.start].count(b"\n") + 1, encoding.removesuffix("-sig").upper()
         raise DataError(
             f"{path}, line {line}: expected text in {name}, got byte {raw[error.start]:#x}: "
-            f"save the file as {name}"
+            f"save the file as {name}",
+            **mistake("wrong-format", path),
         ) from None

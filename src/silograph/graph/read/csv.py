@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from silograph.core.errors import ConfigError, DataError, unknown
+from silograph.core.errors import ConfigError, DataError, mistake, reword_error, unknown
 from silograph.core.numeric_state import standard_numerics
 from silograph.core.text import count_of, printable, short_repr
 from silograph.graph.graph import MISSING, Graph
@@ -269,7 +269,8 @@ def parse_columns(
             name, equals, column = (word.strip() for word in part.partition("="))
             if not equals or not column or name in parsed:
                 raise ConfigError(
-                    f"columns: expected NAME=COLUMN,..., each once, got {short_repr(columns)}"
+                    f"columns: expected NAME=COLUMN,..., each once, got {short_repr(columns)}",
+                    **mistake("option-value", "columns", short_repr(columns)),
                 )
             names = [word.strip() for word in column.split("+")]
             is_list = name == "features" or (name == "label" and len(names) > 1)
@@ -278,7 +279,8 @@ def parse_columns(
         if not isinstance(columns, Mapping):
             raise ConfigError(
                 'columns: expected a text such as "id=key,label=kind" or a dict such as '
-                f'{{"id": "key"}}, got {short_repr(columns)}'
+                f'{{"id": "key"}}, got {short_repr(columns)}',
+                **mistake("option-value", "columns", short_repr(columns)),
             )
         for name, column_name in columns.items():
             several = (
@@ -288,14 +290,16 @@ def parse_columns(
                 several and all(isinstance(column, str) for column in column_name)
             ):
                 raise ConfigError(
-                    f"columns: expected a column for {name}, got {short_repr(column_name)}"
+                    f"columns: expected a column for {name}, got {short_repr(column_name)}",
+                    **mistake("option-value", "columns", short_repr(column_name)),
                 )
             columns_named = [column_name] if isinstance(column_name, str) else [*column_name]
             is_list = name == "features" or not isinstance(column_name, str)
             parsed[name] = columns_named if is_list else columns_named[0]
     for name in parsed:
         if name not in valid_names:
-            raise ConfigError(f"columns: {unknown('column', str(name), valid_names)}")
+            error = unknown("column", str(name), valid_names)
+            raise reword_error(error, f"columns: {error}", ConfigError)
     return parsed
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from silograph.core.errors import DataError
+from silograph.core.errors import DataError, mistake
 from silograph.graph.read.columns import USUAL, to_number
 from silograph.graph.read.contents import ending_of, read_text
 
@@ -69,14 +69,20 @@ def read_delimited(path: Path, separator: str | None = None, encoding: str = "ut
     except csv.Error as error:
         kind = {",": "comma", "\t": "tab"}.get(separator, repr(separator))
         raise DataError(
-            f"{path}, line {reader.line_num}: expected {kind} separated text, got {error}"
+            f"{path}, line {reader.line_num}: expected {kind} separated text, got {error}",
+            **mistake("wrong-format", path),
         ) from None
     if not rows:
-        raise DataError(f"{path}: expected a header line, got an empty file")
+        raise DataError(
+            f"{path}: expected a header line, got an empty file", **mistake("wrong-format", path)
+        )
     header = list(rows[0])
     nonempty = [name for name in header if name]  # spreadsheets write empty columns at the end
     if len(set(nonempty)) < len(nonempty):
-        raise DataError(f"{path}, line 1: expected distinct columns, got {', '.join(header)}")
+        raise DataError(
+            f"{path}, line 1: expected distinct columns, got {', '.join(header)}",
+            **mistake("wrong-format", path),
+        )
     _check_width(path, rows, lines, "as in the header")
     decimal = _decimal_mark(rows[1:]) if separator != "," and "," in text else "."
     return Cells(header, rows[1:], lines[1:], decimal)
@@ -89,7 +95,8 @@ def _check_width(
     for cells, line in zip(rows, lines, strict=True):
         if len(cells) != len(rows[0]):
             raise DataError(
-                f"{path}, line {line}: expected {len(rows[0])} cells, {reason}, got {len(cells)}"
+                f"{path}, line {line}: expected {len(rows[0])} cells, {reason}, got {len(cells)}",
+                **mistake("wrong-format", path),
             )
 
 
@@ -99,12 +106,14 @@ def _check_kind(path: Path, text: str) -> None:
     if header.startswith("#") and "," not in header:
         raise DataError(
             f"{path}, line 1: expected a header of columns, got a remark as SNAP lists of edges "
-            "have: name the file edges.txt, beside a table nodes.csv"
+            "have: name the file edges.txt, beside a table nodes.csv",
+            **mistake("wrong-format", path),
         )
     if "::" in header and "," not in header:
         raise DataError(
             f"{path}, line 1: expected a header of columns, got double colons as MovieLens has: "
-            "name the file ratings.dat"
+            "name the file ratings.dat",
+            **mistake("wrong-format", path),
         )
 
 
@@ -121,7 +130,8 @@ def _separator(path: Path, text: str) -> str:
             raise DataError(
                 f"{path}, line 1: expected one separator between columns, got {kinds}, each of "
                 "which gives all rows one length: put cells that contain one in double quotes, or "
-                "rename the columns"
+                "rename the columns",
+                **mistake("wrong-format", path),
             )
         candidates = fitting or candidates
     return candidates[0] if candidates else ","
@@ -193,12 +203,15 @@ def read_edge_list(path: Path, text: str) -> Cells:
         if len(cells) < 2 or any(cell.startswith("{") for cell in cells[2:]):
             raise DataError(
                 f"{path}, line {number}: expected two node ids and perhaps numbers, with tabs or "
-                f"spaces between them, got {line.strip()[:40]!r}"
+                f"spaces between them, got {line.strip()[:40]!r}",
+                **mistake("wrong-format", path),
             )
         rows.append(cells)
         lines.append(number)
     if not rows:
-        raise DataError(f"{path}: expected a list of edges, got none")
+        raise DataError(
+            f"{path}: expected a list of edges, got none", **mistake("wrong-format", path)
+        )
     _check_width(path, rows, lines, "as on the first line")
     further = [f"column_{number}" for number in range(3, len(rows[0]) + 1)]
     return Cells(["source", "target", *further], rows, lines)
@@ -222,9 +235,10 @@ def read_movielens(path: Path) -> Cells:
         if len(rows[-1]) not in (3, 4):
             raise DataError(
                 f"{path}, line {number}: expected {expected}, got {line.strip()[:40]!r}: of the "
-                "files of MovieLens ratings.dat is read"
+                "files of MovieLens ratings.dat is read",
+                **mistake("wrong-format", path),
             )
     if not rows:
-        raise DataError(f"{path}: expected {expected}, got none")
+        raise DataError(f"{path}: expected {expected}, got none", **mistake("wrong-format", path))
     _check_width(path, rows, lines, "as on the first line")
     return Cells(["user", "item", "rating", "time"][: len(rows[0])], rows, lines)

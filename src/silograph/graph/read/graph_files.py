@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 from xml.parsers import expat
 
-from silograph.core.errors import DataError
+from silograph.core.errors import DataError, mistake
 from silograph.core.text import printable
 from silograph.graph.graph import Graph
 from silograph.graph.read.columns import NUMBERS, NaValues
@@ -122,7 +122,8 @@ def _parse(path: Path) -> Any:
     except Exception as error:
         reason = printable(" ".join(str(error).split()))[:200] or type(error).__name__
         raise DataError(
-            f"{path}: expected {called}, got one that is no such file: {reason}"
+            f"{path}: expected {called}, got one that is no such file: {reason}",
+            **mistake("wrong-format", path),
         ) from None
     if kind == "gexf":  # the name that is drawn; networkx gives it to all nodes
         for attributes in graph.nodes.values():
@@ -140,7 +141,8 @@ def _check_no_entities(path: Path, raw: bytes, called: str) -> None:
     def refuse(*_: object) -> None:
         raise DataError(
             f"{path}, line {parser.CurrentLineNumber}: expected {called} without a document type, "
-            "got <!DOCTYPE, whose entities may expand without end: delete it"
+            "got <!DOCTYPE, whose entities may expand without end: delete it",
+            **mistake("wrong-format", path),
         )
 
     def stop(*_: object) -> None:
@@ -155,7 +157,10 @@ def _check_no_entities(path: Path, raw: bytes, called: str) -> None:
         return
     except expat.ExpatError as error:
         reason = expat.errors.messages[error.code]
-        raise DataError(f"{path}, line {error.lineno}: expected {called}, got {reason}") from None
+        raise DataError(
+            f"{path}, line {error.lineno}: expected {called}, got {reason}",
+            **mistake("wrong-format", path),
+        ) from None
 
 
 def _tables(path: Path, graph: Any) -> tuple[Table, Table]:

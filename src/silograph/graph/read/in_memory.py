@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from silograph.core.errors import DataError
+from silograph.core.errors import DataError, reword_error
 from silograph.core.numeric_state import standard_numerics
 from silograph.graph.csr import CSR
 from silograph.graph.graph import Features, Graph, LabelForm, with_directions
@@ -394,7 +394,7 @@ def _member(data: "Data", place: int, repeated_edges: RepeatedEdges) -> Graph:
         y = np.zeros(len(data.y), dtype=np.int64)
         return from_arrays(**_arrays(data) | {"y": y, "repeated_edges": repeated_edges})
     except DataError as error:
-        raise DataError(f"{_place(place)}: {error}") from None
+        raise reword_error(error, f"{_place(place)}: {error}", DataError) from None
 
 
 def _check_edge_values(members: "Sequence[Data]") -> None:

@@ -14,7 +14,7 @@ import numpy as np
 import scipy.sparse as sp
 import torch
 
-from silograph.core.errors import DataError
+from silograph.core.errors import DataError, mistake, reword_error
 from silograph.graph.graph import MISSING, Graph
 from silograph.graph.read.arrays import PARTS, from_arrays
 from silograph.graph.read.columns import MissingValues, NaValues, missing_values
@@ -163,7 +163,7 @@ def checked(path: Path, arrays: dict[str, Any], name: str) -> Graph:
     try:
         return from_arrays(**arrays, name=name)
     except DataError as error:
-        raise DataError(f"{path}: {error}") from None
+        raise reword_error(error, f"{path}: {error}", DataError) from None
 
 
 def _read(path: Path, time: str | None) -> Arrays:
@@ -173,7 +173,10 @@ def _read(path: Path, time: str | None) -> Arrays:
             return keys & _OF_RATINGS
         if time is not None and time not in keys:
             got = ", ".join(sorted(keys)[:12])
-            raise DataError(f"{path}: expected a key {time!r} with times of nodes, got keys {got}")
+            raise DataError(
+                f"{path}: expected a key {time!r} with times of nodes, got keys {got}",
+                **mistake("missing-column", path, time),
+            )
         return keys & (_READ | {*NAMES} | ({time} if time else set()))
 
     return read_arrays(path, _EXPECTED, choose)
@@ -194,7 +197,10 @@ def _check_keys(path: Path, keys: set[str]) -> None:
         keys_text = ", ".join(sorted(keys)[:12]) or "none"
         rating_keys = keys & {USER, ITEM, RATING}
         remedy = f": a table of ratings has keys {USER}, {ITEM} and {RATING}" if rating_keys else ""
-        raise DataError(f"{path}: expected keys {_EXPECTED}, got keys {keys_text}{remedy}")
+        raise DataError(
+            f"{path}: expected keys {_EXPECTED}, got keys {keys_text}{remedy}",
+            **mistake("wrong-format", path),
+        )
 
 
 def _features(path: Path, parts: Arrays) -> "np.ndarray | sp.csr_matrix[Any] | None":

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import numpy as np
 
-from silograph.core.errors import DataError
+from silograph.core.errors import DataError, mistake, reword_error
 from silograph.graph.graph import Graph
 from silograph.graph.read.arrays import from_arrays
 from silograph.graph.read.tables import RepeatedEdges, report_unused
@@ -73,7 +73,7 @@ def load_ogb(folder: Path, repeated_edges: RepeatedEdges = "mean") -> Graph:
             name=name,
         )
     except DataError as error:
-        raise DataError(f"{folder}: {error}") from None
+        raise reword_error(error, f"{folder}: {error}", DataError) from None
 
 
 def _read(path: Path, dtype: type[np.generic]) -> np.ndarray:
@@ -85,7 +85,9 @@ def _read(path: Path, dtype: type[np.generic]) -> np.ndarray:
     except (EOFError, OSError, ValueError, Warning, zlib.error) as error:
         reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
         raise DataError(
-            f"{path}: expected a gzipped table of numbers of the Open Graph Benchmark, got {reason}"
+            f"{path}: expected a gzipped table of numbers of the Open Graph Benchmark, got "
+            f"{reason}",
+            **mistake("wrong-format", path),
         ) from None
 
 

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from silograph.core.errors import DataError, unknown
+from silograph.core.errors import DataError, mistake, reword_error, unknown
 from silograph.core.numeric_state import standard_numerics
 from silograph.core.text import count_of, short_repr
 from silograph.graph.csr import CSR
@@ -174,7 +174,8 @@ def check_columns(columns: Any, ratings: Any, trust: Any) -> None:
     tables = {OF_RATINGS: ratings, OF_TRUST: trust}
     for column in columns:
         if column not in RATING_COLUMNS:
-            raise DataError(f"columns: {unknown('column', column, RATING_COLUMNS)}")
+            error = unknown("column", column, RATING_COLUMNS)
+            raise reword_error(error, f"columns: {error}", DataError)
         for column_set, table in tables.items():
             if column in column_set and not isinstance(table, str | os.PathLike):
                 what = "trust" if column_set is OF_TRUST else "ratings"
@@ -365,13 +366,15 @@ def _table(
     if path.is_dir():
         raise DataError(
             f"expected a table in one of {', '.join(RATING_FORMATS)}, got the folder {path}: "
-            "sg.load reads the folder of ratings.csv and trust.csv"
+            "sg.load reads the folder of ratings.csv and trust.csv",
+            **mistake("wrong-format", path),
         )
     if ending_of(path) not in RATING_FORMATS:
         what = other_format(path)
         raise DataError(
             f"expected a table in one of {', '.join(RATING_FORMATS)}, got {path}"
-            + (f", {what}" if what else "")
+            + (f", {what}" if what else ""),
+            **mistake("wrong-format", path),
         )
     table = read_table(path).without_row_numbers({*used_names, *columns.values()}).renamed(columns)
     if len(table.rows) < least:
@@ -424,7 +427,10 @@ def _bounds(scale: Any) -> tuple[float, float]:
         low, high = (float(end) for end in ends)
         if -np.inf < low < high < np.inf:
             return low, high
-    raise DataError(f"expected a scale (least, largest) of ratings, got {short_repr(scale)}")
+    raise DataError(
+        f"expected a scale (least, largest) of ratings, got {short_repr(scale)}",
+        **mistake("option-value", "scale", short_repr(scale)),
+    )
 
 
 def _check_values(table: _Ratings, low: float, high: float) -> None:
@@ -450,7 +456,10 @@ def _check_values(table: _Ratings, low: float, high: float) -> None:
 def _distinct(table: _Ratings, repeated: Repeated) -> _Ratings:
     """Return one rating for each pair, in the order of pairs."""
     if repeated not in ("last", "refuse"):
-        raise DataError(f"expected repeated='last' or 'refuse', got {repeated!r}")
+        raise DataError(
+            f"expected repeated='last' or 'refuse', got {repeated!r}",
+            **mistake("option-value", "repeated", repeated),
+        )
     _, user = np.unique(table.user, return_inverse=True)
     items, item = np.unique(table.item, return_inverse=True)
     pair = user.astype(np.int64) * len(items) + item
@@ -473,7 +482,10 @@ def _trust(
 ) -> np.ndarray:
     """Return both ends of each statement as numbers of users, (2, T) int64."""
     if unrated not in ("refuse", "drop"):
-        raise DataError(f"expected unrated='refuse' or 'drop', got {unrated!r}")
+        raise DataError(
+            f"expected unrated='refuse' or 'drop', got {unrated!r}",
+            **mistake("option-value", "unrated", unrated),
+        )
     if source is None:
         return np.zeros((2, 0), dtype=np.int64)
     ends = _ends(source, columns)
@@ -543,4 +555,4 @@ def of_archive(path: Path, parts: Mapping[str, np.ndarray], name: str) -> Graph:
             **{what: value[usable] for what, value in further.items()},
         )
     except DataError as error:
-        raise DataError(f"{path}: {error}") from None
+        raise reword_error(error, f"{path}: {error}", DataError) from None

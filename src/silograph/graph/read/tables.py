@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from silograph.core.errors import DataError, install_command, nearest
+from silograph.core.errors import DataError, missing_package, mistake, nearest, reword_error
 from silograph.core.text import count_of, printable
 from silograph.graph.csr import CSR
 from silograph.graph.read.columns import (
@@ -165,7 +165,9 @@ class Table:
 
     def _no_column(self, name: str, remedy: str) -> DataError:
         return DataError(
-            f"{self.head}: expected a column {name!r}, got columns {self._list_columns()}: {remedy}"
+            f"{self.head}: expected a column {name!r}, got columns {self._list_columns()}: "
+            f"{remedy}",
+            **mistake("missing-column", self.path, name),
         )
 
     def _list_columns(self) -> str:
@@ -324,7 +326,10 @@ class Table:
         hint = f": {remedy}" if remedy else ""
         return DataError(
             f"{self.where(row)}, column {self.called.get(column, column)!r}: expected {expected}, "
-            f"got {got!r}{hint}"
+            f"got {got!r}{hint}",
+            **mistake(
+                "bad-cell", self.path, self.lines[row], self.called.get(column, column), str(got)
+            ),
         )
 
 
@@ -381,7 +386,9 @@ def read_arrays(path: Path, expected: str, choose: Callable[[set[str]], Collecti
         DataError: the file is absent, damaged, or holds Python objects.
     """
     if not path.is_file():
-        raise DataError(f"{path}: expected an .npz file, got no such file")
+        raise DataError(
+            f"{path}: expected an .npz file, got no such file", **mistake("missing-file", path)
+        )
     with path.open("rb") as file:  # numpy leaves a file open that is no archive
         try:
             archive = np.load(file, allow_pickle=False)
@@ -390,7 +397,8 @@ def read_arrays(path: Path, expected: str, choose: Callable[[set[str]], Collecti
         except Exception:
             raise DataError(
                 f"{path}: expected an .npz file with {expected}, got none that can be read: "
-                "empty, cut short, or another format"
+                "empty, cut short, or another format",
+                **mistake("wrong-format", path),
             ) from None
         keys_to_read = sorted(choose(keys))
         check_unpacked(path, keys_to_read)
@@ -409,7 +417,8 @@ def check_unpacked(path: Path, keys: Collection[str]) -> None:
     if size > (most := memory_left()):
         raise DataError(
             f"{path}: expected arrays of at most {most:,} bytes, the memory that is free, got "
-            f"{size:,} once unpacked: use a machine with more memory, or smaller data"
+            f"{size:,} once unpacked: use a machine with more memory, or smaller data",
+            **mistake("too-large", path),
         )
 
 
@@ -422,7 +431,8 @@ def _array(path: Path, archive: Any, key: str) -> np.ndarray:
     except Exception as error:  # see `read_arrays`
         raise DataError(
             f"{path}: expected {key!r} to be an array of numbers or words, got one that cannot be "
-            f"read ({type(error).__name__}): damaged, or Python objects; write it with np.savez"
+            f"read ({type(error).__name__}): damaged, or Python objects; write it with np.savez",
+            **mistake("wrong-format", path),
         ) from None
     return part
 
@@ -455,12 +465,15 @@ def _read_parquet(path: Path) -> Table:
             raise DataError(
                 f"{path}: expected a table that takes at most {most:,} bytes, the memory that is "
                 f"free, got {about.num_rows:,} rows of {count_of(about.num_columns, 'column')}, "
-                f"about {needed:,} bytes: use a machine with more memory, or smaller data"
+                f"about {needed:,} bytes: use a machine with more memory, or smaller data",
+                **mistake("too-large", path),
             )
         table = parquet.read_table(path)
     except (OSError, arrow.ArrowException) as error:
         reason = " ".join(str(error).split())
-        raise DataError(f"{path}: expected a Parquet file, got: {reason}") from None
+        raise DataError(
+            f"{path}: expected a Parquet file, got: {reason}", **mistake("wrong-format", path)
+        ) from None
     return _of_columns(path, {name: table[name].to_pylist() for name in table.column_names})
 
 
@@ -485,11 +498,16 @@ def _read_matrix_market(path: Path) -> Table:
     except (ValueError, OverflowError, MemoryError, TypeError) as error:
         place, _, reason = str(error).rpartition(": ")
         line = place.lower().replace("line", ", line") if place.startswith("Line ") else ""
-        raise DataError(f"{path}{line}: expected {expected}, got {reason or place}") from None
+        raise DataError(
+            f"{path}{line}: expected {expected}, got {reason or place}",
+            **mistake("wrong-format", path),
+        ) from None
     if matrix is None:
         got = f"{field} values" if field == "complex" else f"{rows} rows and {columns} columns"
         got = "a dense one" if form != "coordinate" else got
-        raise DataError(f"{path}: expected {expected} of numbers, got {got}")
+        raise DataError(
+            f"{path}: expected {expected} of numbers, got {got}", **mistake("wrong-format", path)
+        )
     stored = matrix.row >= matrix.col if symmetry != "general" else np.ones(matrix.nnz, np.bool_)
     arrays = {"source": matrix.row[stored] + 1, "target": matrix.col[stored] + 1}
     if field != "pattern":
@@ -509,10 +527,10 @@ def pyarrow(path: Path) -> tuple[Any, Any]:
         import pyarrow
         import pyarrow.parquet
     except ImportError:
-        raise DataError(
-            f"{path}: expected pyarrow for Parquet, got no such package: "
-            f"{install_command('parquet')}, or use CSV or .npz files"
-        ) from None
+        error = missing_package(
+            "pyarrow", "Parquet", "parquet", DataError, otherwise="CSV or .npz files"
+        )
+        raise reword_error(error, f"{path}: {error}", DataError) from None
     return pyarrow, pyarrow.parquet
 
 
@@ -705,7 +723,8 @@ def check_rule(repeated_edges: object) -> None:
     if repeated_edges not in get_args(RepeatedEdges):
         raise DataError(
             f"repeated_edges: expected {', '.join(get_args(RepeatedEdges)[:-1])} or "
-            f"{get_args(RepeatedEdges)[-1]}, got {repeated_edges!r}"
+            f"{get_args(RepeatedEdges)[-1]}, got {repeated_edges!r}",
+            **mistake("option-value", "repeated_edges", str(repeated_edges)),
         )
 
 

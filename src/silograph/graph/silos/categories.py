@@ -25,7 +25,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from silograph.core.errors import ConfigError, DataError
+from silograph.core.errors import ConfigError, DataError, mistake, read_mistake
 from silograph.core.files import check_new_file, check_regular, write_atomic
 from silograph.core.run_file import toml_value
 from silograph.core.text import count_of, short_repr
@@ -209,20 +209,27 @@ def _read_list(
         with path.open("rb") as file:
             data = file.read(MOST_BYTES + 1)
     except OSError as error:
-        raise DataError(f"{path}: expected a list of words, got: {error.strerror}") from None
+        raise DataError(
+            f"{path}: expected a list of words, got: {error.strerror}", **read_mistake(error, path)
+        ) from None
     if len(data) > MOST_BYTES:
         raise DataError(
             f"{path}: expected a list of at most {MOST_BYTES:,} bytes, got more: it is none that "
-            "silograph prepare --count-categories has written"
+            "silograph prepare --count-categories has written",
+            **mistake("wrong-format", path),
         )
     try:
         header, *rows = csv.reader(io.StringIO(data.decode("utf-8-sig"), newline=""))
     except (ValueError, csv.Error):  # other text than UTF-8, or nothing
-        raise DataError(f"{path}: expected a list of words in UTF-8, got something else") from None
+        raise DataError(
+            f"{path}: expected a list of words in UTF-8, got something else",
+            **mistake("wrong-format", path),
+        ) from None
     if header != HEADER:
         raise DataError(
             f"{path}: expected a list with columns {', '.join(HEADER)}, as silograph prepare "
-            f"--count-categories writes it, got {short_repr(header)}"
+            f"--count-categories writes it, got {short_repr(header)}",
+            **mistake("wrong-format", path),
         )
     missing = _missing_in_lower_case(rules)
     words: dict[str, set[str]] = {name: set() for name in categories}

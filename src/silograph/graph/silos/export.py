@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from silograph.core.errors import ConfigError, DataError
+from silograph.core.errors import ConfigError, DataError, mistake
 from silograph.core.files import opens_private
 from silograph.core.numeric_state import standard_numerics
 from silograph.core.run_file import toml_value
@@ -106,20 +106,27 @@ def write_silos(
             shutil.rmtree(making, ignore_errors=True)
             raise
     except OSError as error:
-        raise ConfigError(f"expected to make the folder {target}, got: {error.strerror}") from None
+        raise ConfigError(
+            f"expected to make the folder {target}, got: {error.strerror}",
+            **mistake("unwritable-path", target),
+        ) from None
     return tuple(target / name for name in folders)
 
 
 def check_target(target: Path, format: str) -> None:
     """Raise `ConfigError` unless folders of silos can be written there in this format."""
     if format not in WRITTEN:
-        raise ConfigError(f"expected format csv, npz or parquet, got {format!r}")
+        raise ConfigError(
+            f"expected format csv, npz or parquet, got {format!r}",
+            **mistake("option-value", "format", format),
+        )
     if target.is_dir() and not any(target.iterdir()):
         return
     if os.path.lexists(target):
         raise ConfigError(
             f"expected a folder that is empty or does not exist yet, got {target}: choose another "
-            "--out, nothing was overwritten"
+            "--out, nothing was overwritten",
+            **mistake("existing-output", target),
         )
 
 

@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from silograph.core.errors import ConfigError, DataError, nearest
+from silograph.core.errors import ConfigError, DataError, mistake, nearest
 from silograph.core.numeric_state import standard_numerics
 from silograph.core.run_file import toml_value
 from silograph.core.text import count_of, printable
@@ -113,7 +113,8 @@ class RawTable:
         hint = f"did you mean {printable(near)!r}?" if near else "name it in the schema"
         raise DataError(
             f"{self.path}: expected a column {' or '.join(map(repr, candidates))}{purpose}, got "
-            f"columns {listed}: {hint}"
+            f"columns {listed}: {hint}",
+            **mistake("missing-column", self.path, candidates[0]),
         )
 
     def cells(self, names: Names) -> Sequence[str]:
@@ -123,7 +124,11 @@ class RawTable:
     def wrong(self, row: int, column: str, reason: object) -> DataError:
         """Return the error for a cell."""
         place = f"{self.path}, {self.places[row]}, column {column!r}"
-        return DataError(f"{place}: got {self.columns[column][row]!r}, {reason}")
+        line = int(self.places[row].rpartition(" ")[2])
+        return DataError(
+            f"{place}: got {self.columns[column][row]!r}, {reason}",
+            **mistake("bad-cell", self.path, line, column, self.columns[column][row]),
+        )
 
 
 def read_raw(path: Path, reading: Reading) -> RawTable:
@@ -363,7 +368,8 @@ def _listed_edges(
     if path is None:
         raise DataError(
             f"expected the table {edges.table or name} of edges in {folder}, got none: add a file "
-            f"such as {name}.csv, with a header alone if there are no edges"
+            f"such as {name}.csv, with a header alone if there are no edges",
+            **mistake("missing-file", folder),
         )
     table = read_raw(path, schema.reading)
     sources, targets = table.cells(edges.source), table.cells(edges.target)
@@ -639,12 +645,16 @@ def find_silos(tables: Path, schema: Schema, name: str | None) -> dict[str, Path
             silo: (path if is_ratings else tables / silo) for silo, path in paths.items() if path
         }
     if not tables.exists():
-        raise DataError(f"expected a folder of tables, got {tables}: no such folder")
+        raise DataError(
+            f"expected a folder of tables, got {tables}: no such folder",
+            **mistake("missing-file", tables),
+        )
     if not paths_by_silo:
         wanted = "tables" if section.table is None else " or ".join(names_of(section.table))
         raise DataError(
             f"expected {wanted} in {tables} or in its folders, as {', '.join(ENDINGS[:3])}, .gz or "
-            "Parquet, got none: correct the path, or table in the schema"
+            "Parquet, got none: correct the path, or table in the schema",
+            **mistake("missing-file", tables),
         )
     if name is not None and len(paths_by_silo) > 1:
         raise ConfigError(
@@ -736,7 +746,10 @@ def prepare(
             shutil.rmtree(making, ignore_errors=True)
             raise
     except OSError as error:
-        raise ConfigError(f"expected to make the folder {out}, got: {error.strerror}") from None
+        raise ConfigError(
+            f"expected to make the folder {out}, got: {error.strerror}",
+            **mistake("unwritable-path", out),
+        ) from None
     return tuple(_with_one_sided(prepared, cross))
 
 
@@ -776,7 +789,8 @@ def _rules(
             raise ValueError("a schema as text and fitted values are expected")
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise DataError(
-            f"{path}: expected what silograph prepare has written, got: {error}"
+            f"{path}: expected what silograph prepare has written, got: {error}",
+            **mistake("damaged-file", path),
         ) from None
     return parse_schema(text, str(path)), fitted, silo
 

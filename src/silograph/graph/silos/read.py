@@ -33,7 +33,14 @@ from pydantic.dataclasses import dataclass
 from torch import Tensor
 
 from silograph.core.config import STRICT, checked
-from silograph.core.errors import ConfigError, DataError, unknown
+from silograph.core.errors import (
+    ConfigError,
+    DataError,
+    mistake,
+    read_mistake,
+    reword_error,
+    unknown,
+)
 from silograph.core.numeric_state import standard_numerics
 from silograph.core.text import short_repr
 from silograph.graph.csr import CSR
@@ -153,10 +160,13 @@ def read_toml(path: Path) -> dict[str, Any]:
     except OSError as error:
         raise DataError(
             f"{path}: expected what the tables mean, got {error.strerror}: see "
-            "docs/reference/silo_folder.md"
+            "docs/reference/silo_folder.md",
+            **read_mistake(error, path),
         ) from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise DataError(f"{path}: expected TOML, got: {error}") from None
+        raise DataError(
+            f"{path}: expected TOML, got: {error}", **mistake("wrong-format", path)
+        ) from None
 
 
 def read_spec(path: Path) -> SiloSpec:
@@ -178,7 +188,7 @@ def read_spec(path: Path) -> SiloSpec:
     try:
         spec = checked(SiloSpec, values, SPEC)
     except ConfigError as error:
-        raise DataError(f"{path}: {error}") from None
+        raise reword_error(error, f"{path}: {error}", DataError) from None
     fixed_values = {name: getattr(spec, name) for name in OF_RATINGS}
     further = spec.sparse or spec.na_values or spec.repeated_edges or spec.directed
     if spec.task == "rating" and (fixed_values != OF_RATINGS or further):
@@ -192,7 +202,8 @@ def read_spec(path: Path) -> SiloSpec:
     valid_names = RATING_COLUMNS if spec.task == "rating" else COLUMNS
     for name in spec.columns:
         if name not in valid_names and (spec.task == "rating" or not name.startswith("label_")):
-            raise DataError(f"{path}: {unknown('column under [columns]', name, valid_names)}")
+            unknown_name = unknown("column under [columns]", name, valid_names)
+            raise reword_error(unknown_name, f"{path}: {unknown_name}", DataError)
     if len(set(spec.class_names)) < len(spec.class_names) or "" in spec.class_names:
         raise DataError(f"{path}: expected distinct names as classes, got {list(spec.class_names)}")
     return spec
@@ -202,7 +213,8 @@ def _check_task(path: Path, values: Mapping[str, Any]) -> None:
     """Raise `DataError` for an unknown task or scale, or for tables of ratings without a task."""
     task, scale = values.get("task", TASKS[0]), values.get("scale", [1, 5])
     if task not in TASKS:
-        raise DataError(f"{path}: {unknown('task', str(task), TASKS)}")
+        error = unknown("task", str(task), TASKS)
+        raise reword_error(error, f"{path}: {error}", DataError)
     if "task" not in values and any(path.parent.glob(f"{RATINGS}.*")):
         raise DataError(
             f'{path}: expected task = "rating" beside a table of ratings, got none: add this line'
@@ -218,10 +230,9 @@ def only(table: Table, columns: Collection[str]) -> None:
     """Raise `DataError` for unknown columns: one of them may be a misspelt label."""
     for name in table.header:
         if name not in columns:
-            raise DataError(
-                f"{table.head}: {unknown('column', name, columns)} (rename it, {IN_TOML}, or "
-                "drop it)"
-            )
+            error = unknown("column", name, columns)
+            line = f"{table.head}: {error} (rename it, {IN_TOML}, or drop it)"
+            raise reword_error(error, line, DataError)
 
 
 # --- The features of a silo's nodes, from its table of features ----------------------------------
@@ -337,7 +348,9 @@ def _features_from_arrays(path: Path, spec: SiloSpec, n: int) -> tuple[Features,
             missing_values(spec.na_values),
         )
     except DataError as error:
-        raise DataError(f"{path}: {str(error).removeprefix(f'{path}: ')}") from None
+        raise DataError(
+            f"{path}: {str(error).removeprefix(f'{path}: ')}", **mistake("wrong-format", path)
+        ) from None
     shape = (x.num_rows, x.num_cols) if isinstance(x, CSR) else tuple(x.shape)
     if shape != (n, spec.features):
         raise DataError(
@@ -401,7 +414,8 @@ def read_silos(path: str | os.PathLike[str]) -> Silos:
         _check_undescribed_folders(path)
     if not folders:
         raise DataError(
-            f"expected a folder with a folder for each silo, each with a {SPEC}, got {path}"
+            f"expected a folder with a folder for each silo, each with a {SPEC}, got {path}",
+            **mistake("missing-file", path),
         )
     members = [read_silo(folder) for folder in folders]
     names = [silo.name for silo in members]
@@ -423,7 +437,8 @@ def _check_undescribed_folders(path: Path) -> None:
             raise DataError(
                 f"{folder}: expected {SPEC} beside the tables of a silo, got none: write it (see "
                 f"docs/reference/silo_folder.md), or list the folders of the silos in "
-                f"{path / FEDERATION}"
+                f"{path / FEDERATION}",
+                **mistake("missing-file", folder / SPEC),
             )
 
 
@@ -431,7 +446,8 @@ def _listed_folders(order: Path, about: Mapping[str, Any]) -> list[Path]:
     """Return the folders that federation.toml lists."""
     for key in about:
         if key not in ("name", "silos"):
-            raise DataError(f"{order}: {unknown('key', key, ('name', 'silos'))}")
+            error = unknown("key", key, ("name", "silos"))
+            raise reword_error(error, f"{order}: {error}", DataError)
     names = about.get("silos")
     is_list_of_names = isinstance(names, list) and all(
         isinstance(name, str) and name for name in names
@@ -453,13 +469,17 @@ def read_silo(path: str | os.PathLike[str]) -> Silo:
     """
     path = Path(path)
     if not path.is_dir():
-        raise DataError(f"expected the folder of a silo, got {path}: no such folder")
+        raise DataError(
+            f"expected the folder of a silo, got {path}: no such folder",
+            **mistake("missing-file", path),
+        )
     subfolders = sorted(file.parent.name for file in path.glob(f"*/{SPEC}"))
     if subfolders and not is_silo(path):
         some = ", ".join([*subfolders[:3], *["..."] * (len(subfolders) > 3)])
         raise DataError(
             f"expected the folder of a silo, got {path}, which holds folders of silos: name one of "
-            f"them ({some})"
+            f"them ({some})",
+            **mistake("wrong-format", path),
         )
     spec = read_spec(path / SPEC)
     if spec.task == "rating":
@@ -562,7 +582,8 @@ def _file(path: Path, stem: str) -> Path:
     remedy = "keep one of them" if files else "one with the header line alone will do for no rows"
     raise DataError(
         f"expected one of {', '.join(stem + ending for ending in FORMATS)} in {path}, "
-        f"got {got or 'none'}: {remedy}"
+        f"got {got or 'none'}: {remedy}",
+        **mistake("missing-file", path),
     )
 
 

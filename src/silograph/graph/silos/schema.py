@@ -49,7 +49,7 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from silograph.core.config import STRICT, checked
-from silograph.core.errors import ConfigError, DataError, unknown
+from silograph.core.errors import ConfigError, DataError, mistake, reword_error, unknown
 from silograph.core.text import short_repr
 from silograph.graph.read.columns import MissingValues, missing_values
 
@@ -581,7 +581,9 @@ def read_schema(path: Path) -> Schema:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "other text than UTF-8"
-        raise DataError(f"{path}: expected a schema, got {reason}") from None
+        raise DataError(
+            f"{path}: expected a schema, got {reason}", **mistake("unreadable-file", path)
+        ) from None
     return parse_schema(text, str(path))
 
 
@@ -628,9 +630,11 @@ def parse_schema(text: str, source: str) -> Schema:
             reading=_section(Reading, sections, "reading") or Reading(),
         )
     except tomllib.TOMLDecodeError as error:
-        raise DataError(f"{source}: expected TOML, got: {error}") from None
+        raise DataError(
+            f"{source}: expected TOML, got: {error}", **mistake("wrong-format", source)
+        ) from None
     except ConfigError as error:
-        raise DataError(f"{source}: {error}") from None
+        raise reword_error(error, f"{source}: {error}", DataError) from None
 
 
 def _lists_of_words(sections: Mapping[str, Any]) -> Iterator[tuple[str, list[Any]]]:
