@@ -407,9 +407,13 @@ def test_mistakes_are_one_line(work: Path, capsys: Capture, command: list[str], 
     Path("run.toml").write_text("rounds = 5\n")
     capsys.readouterr()
     assert run_app(command) == 2
-    error = capsys.readouterr().err
+    error, *others = capsys.readouterr().err.splitlines()
     assert error.startswith(line), error
-    assert error.count("\n") == 1
+    assert len(others) == ("--json" in command)
+    for other in others:
+        about = json.loads(other)["error"]
+        assert about["code"] == "conflicting-options"
+        assert error == f"error: {about['message']}"
 
 
 def test_make_key_prints_the_line_for_the_servers_file(work: Path, capsys: Capture) -> None:
