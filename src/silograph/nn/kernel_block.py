@@ -20,7 +20,7 @@ from silograph.graph.block.block import ClientBlock
 from silograph.nn.conv import Conv, Params
 from silograph.nn.correction import Proximal
 from silograph.nn.fit import Schedule, Training
-from silograph.nn.forward import Staged
+from silograph.nn.forward import Stage, Staged
 from silograph.nn.kernels import arrays
 from silograph.nn.optim import SGD, Adam
 
@@ -206,17 +206,18 @@ def step_rule(training: Training) -> arrays.StepRule:
     raise AssertionError(f"{training.optimizer} is not compiled: see why_not_compiled")
 
 
-def later_names(model: Staged) -> Sequence[str]:
+@lru_cache(maxsize=64)
+def later_names(stages: tuple[Stage, ...]) -> Sequence[str]:
     """Return names of the weights after the first matrices, in the kernels' order."""
     names = ["0.bias"]
-    for layer, stage in enumerate(model.stages[1:], start=1):
+    for layer, stage in enumerate(stages[1:], start=1):
         names += [*(f"{layer}.{name}" for name in stage.conv.maps), f"{layer}.bias"]
     return tuple(names)
 
 
 def _weight_positions(model: Staged) -> np.ndarray:
     """Return the positions of each layer's matrices and bias in `flatten_weights`, (L, 3)."""
-    names = later_names(model)
+    names = later_names(model.stages)
     sizes = [torch.Size(model.weight_shapes[name]).numel() for name in names]
     start = dict(zip(names, np.cumsum([0, *sizes]).tolist(), strict=False))
     maps = [[f"{layer}.{name}" for name in s.conv.maps] for layer, s in enumerate(model.stages)]
@@ -232,7 +233,7 @@ def _weight_positions(model: Staged) -> np.ndarray:
 def flatten_weights(model: Staged, tensors: Mapping[str, Tensor]) -> np.ndarray:
     """Return tensors (C, ...) of the weights after the first matrices side by side, (C, P)."""
     flat: np.ndarray = torch.cat(
-        [tensors[name].flatten(1) for name in later_names(model)], dim=1
+        [tensors[name].flatten(1) for name in later_names(model.stages)], dim=1
     ).numpy()
     return flat
 
@@ -240,7 +241,7 @@ def flatten_weights(model: Staged, tensors: Mapping[str, Tensor]) -> np.ndarray:
 def unflatten_weights(model: Staged, flat: np.ndarray) -> Params:
     """Return tensors from the array that `flatten_weights` made."""
     shapes = model.weight_shapes
-    names = later_names(model)
+    names = later_names(model.stages)
     parts = torch.from_numpy(flat).split([torch.Size(shapes[n]).numel() for n in names], dim=1)
     return {n: part.reshape(len(flat), *shapes[n]) for n, part in zip(names, parts, strict=True)}
 

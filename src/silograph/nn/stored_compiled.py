@@ -46,7 +46,7 @@ KINDS = "weights", "memory/first", "memory/second", "memory/momentum"
 
 def pack_weights(model: Staged, fields: TrainingFields) -> TrainingFields:
     """Return clients in training with the weights after the first matrices side by side."""
-    names, new = tuple(later_names(model)), dict(fields)
+    names, new = tuple(later_names(model.stages)), dict(fields)
     for kind in KINDS:
         if f"{kind}/{names[0]}" in fields:
             parts = {name: new.pop(f"{kind}/{name}").t for name in names}
@@ -145,7 +145,7 @@ def check_fields(
         clients: how many.
         used: rows of the first matrices of all of them.
     """
-    later = [torch.Size(model.weight_shapes[name]).numel() for name in later_names(model)]
+    later = [torch.Size(model.weight_shapes[name]).numel() for name in later_names(model.stages)]
     shapes: dict[str, tuple[int, ...]] = {
         n: (used, model.weight_shapes[n][-1]) for n in model.first_maps
     }
