@@ -107,7 +107,7 @@ def outcomes(
 
 
 def run(fed: InProcess, cfg: Config, weights: dict[str, Tensor], *, announce: bool) -> None:
-    fed._cfg = cfg  # the test's draws
+    fed._cfg = fed._cfg_of_round = cfg  # the test's draws
     fed.call(take_drawn, {}, what=Kind.CONTROL, key=KEY.fold(repr(cfg.drawn)))
     if announce:
         pull(fed, None, tell_drawn, hear_drawn, what=Kind.HALO_KEYS, key=KEY)

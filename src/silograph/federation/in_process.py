@@ -514,15 +514,15 @@ class InProcess:
             groups, parts = state.groups(local), list[Payload]()
             with metered(len(local)) as meter:
                 for group in groups:
-                    is_alone, place = len(groups) == 1, torch.searchsorted(local, group)
-                    block, is_whole = blocks.take(group), len(group) == blocks.all.num_clients
-                    old = state.all(overwrites) if is_whole else state.take(group, reads)
+                    is_alone, is_whole = len(groups) == 1, len(group) == blocks.all.num_clients
+                    place = group if is_alone else torch.searchsorted(local, group)
                     own_part = part if is_alone else take_all(part, place)
+                    old = state.all(overwrites) if is_whole else state.take(group, reads)
                     with nullcontext() if is_alone else work_of(place):
                         new, reply = run_op(
                             op,
                             self._cfg_of_round,
-                            block,
+                            blocks.take(group),
                             old,
                             own_part,
                             key,
