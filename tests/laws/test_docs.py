@@ -9,10 +9,8 @@ from typing import Any
 
 import click
 import pytest
-from typer.main import get_command
 
-from silograph.cli import run_app
-from silograph.cli.flags import app
+from silograph.cli import command_line, run_app
 from silograph.core.config import RunConfig, make_config
 from silograph.experiment.resolve.resolve import choose
 from silograph.experiment.resolve.run_request import Own, merge_config
@@ -202,7 +200,7 @@ FEATURES = commands_of((DOCS / "reference" / "features.md").read_text())
 
 
 def test_every_command_is_among_the_features() -> None:
-    group = get_command(app)
+    group = command_line()
     assert isinstance(group, click.Group)
     assert {command.split()[0] for command in FEATURES} == group.commands.keys()
     assert len(FEATURES) <= 80
@@ -212,7 +210,7 @@ def test_every_command_is_among_the_features() -> None:
 def test_commands_of_features_are_parsed(command: str) -> None:
     """Flags and arguments exist, and values have their types."""
     name, *words = shlex.split(command)
-    group = get_command(app)
+    group = command_line()
     assert isinstance(group, click.Group)
     group.commands[name].make_context(name, words)
 
