@@ -116,6 +116,24 @@ def garbage_of_earlier_modules() -> None:
     gc.freeze()
 
 
+def figure_text(curves: Any) -> str:
+    """Stand for a figure: the same curves have the same text."""
+    return f"<svg>{sha256(repr(curves).encode()).hexdigest()}</svg>\n"
+
+
+@pytest.fixture(autouse=True, scope="session")
+def no_drawn_figures() -> Iterator[None]:
+    """Let comparisons write short files for figures: drawing took most of the time of their tests.
+
+    Figures themselves are tested in test_comparison_files.py, which draws them.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        module = "silograph.study.comparison_files"
+        patch.setattr(f"{module}.svg_of", figure_text)
+        patch.setattr(f"{module}.pdf_of", lambda curves: b"%PDF " + figure_text(curves).encode())
+        yield
+
+
 @pytest.fixture(autouse=True)
 def one_thread() -> Iterator[None]:
     """Sums in one fixed order, whatever the machine."""

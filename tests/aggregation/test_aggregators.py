@@ -162,7 +162,7 @@ def test_the_mean_is_what_it_was(make_graph: MakeGraph) -> None:
     assert plain.config.aggregator == "mean"
 
 
-@pytest.mark.law(sample=3)
+@pytest.mark.law(sample=12)
 @pytest.mark.parametrize("method", AGGREGATING)
 def test_killed_and_resumed_or_over_a_session_it_is_the_same(
     make_graph: MakeGraph, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str

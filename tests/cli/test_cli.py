@@ -414,7 +414,7 @@ main()
 """
 
 
-@pytest.mark.law(sample=3)
+@pytest.mark.law(sample=12)
 @pytest.mark.parametrize("outcome", ["raised", "lost"])
 @pytest.mark.parametrize(
     ("module", "sent"),

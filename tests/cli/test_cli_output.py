@@ -202,6 +202,7 @@ def test_tables_fit_the_terminal(
     assert "internal edges  cross edges" in header  # ten and more clients on one line each
 
 
+@pytest.mark.law(sample=6)
 @pytest.mark.parametrize("columns", [40, 80, 140])
 def test_tables_of_rankings_fit_the_terminal(
     capsys: Capture, monkeypatch: pytest.MonkeyPatch, columns: int

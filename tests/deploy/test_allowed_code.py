@@ -119,7 +119,7 @@ def assert_as_simulated(ours: Result, graph: Graph, **options: Any) -> None:
     assert views[0] == views[1]
 
 
-@pytest.mark.law(sample=3)
+@pytest.mark.law(sample=6)
 @pytest.mark.parametrize(
     "options",
     [

@@ -55,6 +55,7 @@ def trained(
     return result, sg.run(graph, config=config, block_size=1), silos
 
 
+@pytest.mark.law(sample=6)
 @pytest.mark.parametrize("normalize", ["standard", "standard_client"])
 def test_a_session_has_the_bits_of_a_simulation(
     make_graph: MakeGraph, tmp_path: Path, normalize: str
@@ -101,6 +102,7 @@ def test_a_session_has_the_bits_of_a_simulation(
         ours.model.predict(graph)
 
 
+@pytest.mark.law(sample=6)
 @pytest.mark.parametrize("use", [None, "scale"])
 def test_weights_of_edges_are_the_same_over_a_session(
     make_graph: MakeGraph, tmp_path: Path, use: str | None
@@ -134,6 +136,7 @@ def test_weights_of_edges_are_the_same_over_a_session(
         assert torch.equal(own.logits(graph), theirs.model.logits(graph))
 
 
+@pytest.mark.law(sample=6)
 @pytest.mark.parametrize(
     "options",
     [
@@ -157,6 +160,7 @@ def test_weights_of_classes_are_the_same_over_a_session(
     assert ("statistics" in ours.ledger.bytes_by_kind) is (options["class_weight"] == "balanced")
 
 
+@pytest.mark.law(sample=6)
 @pytest.mark.parametrize("use", [None, "scale"])
 def test_without_weights_of_edges_there_are_no_sums(
     make_graph: MakeGraph, tmp_path: Path, use: str | None
@@ -168,6 +172,7 @@ def test_without_weights_of_edges_there_are_no_sums(
     assert lines[0] == lines[1]
 
 
+@pytest.mark.law(sample=6)
 @pytest.mark.parametrize("normalize", ["none", "standard", "standard_client"])
 def test_histograms_of_features_are_the_same_over_a_session(
     make_graph: MakeGraph, tmp_path: Path, normalize: str

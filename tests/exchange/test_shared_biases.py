@@ -208,6 +208,7 @@ def test_without_shared_rows_nothing_changes() -> None:
     assert alone.bytes < together.bytes
 
 
+@pytest.mark.law(sample=6)
 @pytest.mark.parametrize("model", ["rating_biases", "rating_profiles"])
 def test_a_session_and_a_resumed_run_have_the_same_bits(
     model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -83,6 +83,7 @@ def test_announced_stages_are_drawn_once(
 # --- limits ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.law(sample=6)
 @pytest.mark.parametrize("model", ["gcn", "sage"])
 @pytest.mark.parametrize("layers", [1, 2, 3])
 def test_with_all_of_everything_a_pass_is_that_of_live_exchange(
@@ -197,6 +198,7 @@ def test_owners_answer_with_their_own_weights_and_rows_are_constants(
 # --- draws ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.law(sample=6)
 @pytest.mark.parametrize("by_degree", [True, False])
 def test_the_expected_sum_by_enumeration(
     make_graph: MakeGraph, cut_block: CutBlock, by_degree: bool

@@ -123,6 +123,7 @@ def test_a_fanout_counts_neighbors_of_all_silos(make_graph: MakeGraph, cut_block
     assert torch.equal(fewer, weights[some])
 
 
+@pytest.mark.law(sample=6)
 @pytest.mark.parametrize("sampler", [Fanout((2,)), FastGCN(6)])
 def test_draws_are_unbiased_over_all_silos(
     make_graph: MakeGraph, cut_block: CutBlock, sampler: Neighbors
@@ -156,6 +157,7 @@ def test_fastgcn_draws_the_same_nodes_for_all_rows_of_a_client(
 # --- whole runs -----------------------------------------------------------------------------------
 
 
+@pytest.mark.law(sample=6)
 @pytest.mark.parametrize(
     ("sampler", "share"),
     [

@@ -388,6 +388,7 @@ OF_TIERS: list[dict[str, Any]] = [
 ]
 
 
+@pytest.mark.law(sample=6)
 @pytest.mark.parametrize("sparse", [True, False])
 @pytest.mark.parametrize("shape", OF_TIERS)
 def test_masks_are_compiled_to_the_same_model_and_costs(

@@ -116,7 +116,7 @@ def test_tables_ids_and_ratings_never_leave(
             assert not said & {*block.row_key.tolist()}
 
 
-@pytest.mark.law(sample=6)
+@pytest.mark.law(sample=12)
 @pytest.mark.parametrize("method", ["fedavg", "local"])
 @pytest.mark.parametrize("every", [1, 2])
 def test_a_run_that_died_resumes_to_the_bit(

@@ -239,7 +239,7 @@ def test_optimizers_and_starts(
             assert_equal(replace(case, start=weights, memory=after.memory))
 
 
-@pytest.mark.law(sample=6)
+@pytest.mark.law(sample=12)
 @pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize("sparse", [True, False])
 @pytest.mark.parametrize("conv", COMPILED_MODELS)

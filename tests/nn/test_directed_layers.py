@@ -197,6 +197,7 @@ def test_batches_with_all_neighbors_are_the_whole_pass(conv: str, way: str) -> N
         assert torch.allclose(out, model.forward(weights, block)[seeds], atol=1e-12, rtol=0)
 
 
+@pytest.mark.law(sample=6)
 @pytest.mark.parametrize("way", ["along", "against"])
 def test_drawn_neighbors_are_unbiased_in_each_direction(way: str) -> None:
     """The mean over many draws of a plain sum nears the sum over all neighbors."""

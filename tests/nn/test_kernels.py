@@ -70,6 +70,7 @@ def test_python_cannot_call_what_kernels_copy() -> None:
 SIZES = (0, 1, 2, 5)
 
 
+@pytest.mark.law(sample=6)
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_products_have_the_bits_of_numpy_dot_in_kernels(dtype: Any) -> None:
     """Of vectors, matrices and empty ones, each of both factors in rows or in columns."""

@@ -200,6 +200,7 @@ def test_dropout_masks_do_not_depend_on_the_grouping(
     assert not torch.equal(dropped(ones, DROP, block.row_key, key.fold(1)), whole)
 
 
+@pytest.mark.law(sample=6)
 @pytest.mark.parametrize("drop", [0.1, 0.5, 0.9])
 def test_dropout_is_unbiased(drop: float) -> None:
     rows, draws = torch.arange(20), 4000

@@ -110,6 +110,7 @@ def log_p_by_hand(
     return sum(each, torch.zeros(())), candidates
 
 
+@pytest.mark.law(sample=6)
 @pytest.mark.parametrize("sparse", [True, False])
 @pytest.mark.parametrize("learns_z", [True, False])
 def test_the_balance_of_every_choice_by_hand(
@@ -476,6 +477,7 @@ def first_network(graph: Graph, method: str, options: dict[str, Any]) -> dict[st
     return {f"{name}/t": t for name, t in tensors_under("neighbors", state).items()}
 
 
+@pytest.mark.law(sample=6)
 @pytest.mark.parametrize(
     ("method", "kernels", "log_z"),
     [
@@ -536,6 +538,7 @@ def dropped(own: Mapping[str, Any]) -> dict[str, Any]:
     return {n: v for n, v in own.items() if n not in only_trained}
 
 
+@pytest.mark.law(sample=6)
 @pytest.mark.parametrize("policy", ["untrained", "uniform"])
 def test_the_controls_differ_from_the_trained_sampler(make_graph: MakeGraph, policy: str) -> None:
     graph = make_graph(60)
@@ -549,7 +552,7 @@ def test_the_controls_differ_from_the_trained_sampler(make_graph: MakeGraph, pol
     assert same_bits(weights_of(again), weights_of(control))
 
 
-@pytest.mark.law(sample=3)
+@pytest.mark.law(sample=6)
 @pytest.mark.parametrize(
     "changes",
     [

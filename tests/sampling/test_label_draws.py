@@ -164,7 +164,7 @@ def test_certain_nodes_and_no_draws() -> None:
     assert inclusion_probability(torch.tensor([0.5]).double(), none[:1]).tolist() == [0.0]
 
 
-@pytest.mark.law(sample=3)
+@pytest.mark.law(sample=6)
 @pytest.mark.parametrize("conv", ["gcn", "graphconv", "sage"])  # linear in the sum
 def test_sums_of_drawn_senders_are_unbiased_where_all_rows_are_evaluated(
     small: Blocks, conv: str
@@ -207,7 +207,7 @@ def test_drawn_rows_are_unbiased_given_that_they_are_drawn(
     assert (gap < 1e-10) == unbiased
 
 
-@pytest.mark.law(sample=3)
+@pytest.mark.law(sample=12)
 @pytest.mark.parametrize(
     "options",
     [Options("paper", "all"), Options("conditional", "drawn"), Options("conditional", "all")],

@@ -87,7 +87,7 @@ def spent(result: Result, t: int | None = None) -> int:
     )
 
 
-@pytest.mark.law(sample=3)
+@pytest.mark.law(sample=6)
 @pytest.mark.parametrize("selector", ["uniform", "ucb"])
 @pytest.mark.parametrize("method", DECLARED)
 def test_what_a_round_costs_is_known_before_it(

@@ -60,6 +60,7 @@ def asked(selector: str, **own: Any) -> dict[str, Any]:
     return found | {"options": OPTIONS.get(selector, {})} | own
 
 
+@pytest.mark.law(sample=6)
 @crossed(
     {"method": LOCAL, "selector": list(SELECTORS)},
     quick=[(m, s) for m in LOCAL for s in SELECTORS if m == "fedopt" or s == "ucb"],

@@ -29,7 +29,7 @@ def rows_of(result: Result) -> list[dict[str, Any]]:
     return [{k: v for k, v in row.items() if k not in costs} for row in result.rounds]
 
 
-@pytest.mark.law(sample=6)
+@pytest.mark.law(sample=12)
 @pytest.mark.parametrize("method", METHODS)
 def test_test_labels_decide_nothing(make_graph: MakeGraph, method: str) -> None:
     graph = make_graph(80)

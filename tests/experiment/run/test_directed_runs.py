@@ -136,6 +136,7 @@ def test_a_graph_without_directions_is_refused(make_graph: MakeGraph, work: Path
         on_silos("silos", directed="both")
 
 
+@pytest.mark.law(sample=6)
 @pytest.mark.parametrize("weighted", [True, False])
 @pytest.mark.parametrize(
     "options",
@@ -210,6 +211,7 @@ def test_silos_that_disagree_on_a_direction(graph: Graph, work: Path) -> None:
             sg.read_silo("silos/client_01")
 
 
+@pytest.mark.law(sample=6)
 @pytest.mark.parametrize("options", [{}, {"collect": 1.0, "model": "gat"}, {"batch_size": 4}])
 def test_blocks_of_any_size_have_the_same_bits(graph: Graph, options: dict[str, Any]) -> None:
     runs = [go(graph, rounds=2, directed="both", block_size=size, **options) for size in (1, 3, 4)]
@@ -285,6 +287,7 @@ def test_parts_of_a_graph_keep_their_directions(graph: Graph, tmp_path: Path) ->
     assert fingerprint(with_directions(graph)) != fingerprint(bare)
 
 
+@pytest.mark.law(sample=6)
 @pytest.mark.parametrize("way", ["along", "both"])
 @pytest.mark.parametrize("weighted", [True, False])
 def test_a_session_has_the_bits_of_a_simulation(

@@ -179,6 +179,7 @@ def test_the_default_is_written_out(make_graph: MakeGraph) -> None:
         assert result.rounds[0].keys() == named.rounds[0].keys()
 
 
+@pytest.mark.law(sample=6)
 @pytest.mark.parametrize("name", ["f1_macro", "f1_micro", "loss", "accuracy_client_mean"])
 def test_the_best_round_is_that_of_the_metric(make_graph: MakeGraph, name: str) -> None:
     metric = METRICS[name]

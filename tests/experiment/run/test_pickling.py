@@ -80,6 +80,7 @@ def test_methods_of_the_library_are_pickled_by_their_name(
     assert changed == replace(METHODS[method], title="mine")
 
 
+@pytest.mark.law(sample=6)
 @TRIP
 @pytest.mark.parametrize(
     "options",
@@ -100,6 +101,7 @@ def test_results(
     check_equal(trip(result), result, graph)
 
 
+@pytest.mark.law(sample=6)
 @TRIP
 @pytest.mark.parametrize(
     "model", ["rating_profiles", "rating_gcn", "rating_biases", "consisrec", "rating_mf"]

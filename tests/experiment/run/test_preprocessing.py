@@ -73,7 +73,7 @@ def shapes(features: int) -> dict[str, AnyModel]:
     return found
 
 
-@pytest.mark.law(sample=3)
+@pytest.mark.law(sample=12)
 @pytest.mark.parametrize("name", shapes(1))
 @pytest.mark.parametrize("normalize", NORMALIZE)
 def test_without_edges_a_row_is_predicted_alike_alone_and_among_others(

@@ -309,6 +309,7 @@ PLACES: dict[str, tuple[str, dict[str, Any], str]] = {
 }
 
 
+@pytest.mark.law(sample=6)
 @pytest.mark.parametrize("place", PLACES)
 def test_a_run_goes_on_from_any_working_folder(
     make_graph: MakeGraph, work: Path, monkeypatch: pytest.MonkeyPatch, place: str
