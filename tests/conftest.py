@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from hypothesis import settings
 
 import unsynced  # noqa: F401
 from commands import save
@@ -37,6 +38,9 @@ PRESETS_APART = {
     "fedacs",
     "fesog",
 }
+# Fewer examples of a law than Hypothesis' 100, which differ from run to run.
+settings.register_profile("default suite", max_examples=40)
+settings.load_profile("default suite")
 MANY_TESTS = 1000  # from which on compiling before the first one pays
 OWN_TESTS = (
     "test_fedais.py",

@@ -153,7 +153,7 @@ def tables(
     return data.rows, shape, arrays.scratch(data.rows, data.inputs, shape, clients, dtype, 1, 1)
 
 
-@settings(LAW, max_examples=60)
+@settings(LAW, max_examples=30)
 @given(key=WORD, width=st.integers(1, 13), drop=st.sampled_from(DROPS))
 def test_drop_is_keep(
     make_graph: MakeGraph, cut_block: CutBlock, key: int, width: int, drop: float
@@ -169,7 +169,7 @@ def test_drop_is_keep(
     np.testing.assert_array_equal(h, expected)
 
 
-@settings(LAW, max_examples=60)
+@settings(LAW, max_examples=30)
 @given(key=WORD, size=st.integers(1, 30))
 def test_shuffled_is_the_order_of_batches(
     make_graph: MakeGraph, cut_block: CutBlock, key: int, size: int
@@ -207,7 +207,7 @@ def edges_by_torch(
     return found
 
 
-@settings(LAW, max_examples=60)
+@settings(LAW, max_examples=30)
 @given(
     key=WORD,
     client=st.integers(0, 2),

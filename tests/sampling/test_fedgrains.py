@@ -314,7 +314,7 @@ def test_choices_are_plackett_luce(make_graph: MakeGraph) -> None:
     state["last"] = replace(state["last"], t=20 * state["last"].t)
     # So that p is .2 to .9: where all are small, draws by p and by odds would be the same.
     state["last_bias"] = replace(state["last_bias"], t=state["last_bias"].t - 10)
-    w, draws = weights_of_network(block, state), 3000
+    w, draws = weights_of_network(block, state), 1000
     chance = [
         float(torch.exp(log_p_by_hand(block, {0: 0}, {v}, 0, w)[0].detach())) for v in range(1, 6)
     ]

@@ -13,7 +13,7 @@ from conftest import planted_graph
 from crossed import crossed
 from rating_graphs import rating_graph
 from remote_runs import finish, lines, remote, setup_of
-from runs import go, rows_of, run_until, same_bits, weights_of, with_values
+from runs import go, little_work, rows_of, run_until, same_bits, weights_of, with_values
 from silograph.core.errors import ConfigError, OpError, ProtocolError, TrainingError
 from silograph.core.resolved_config import training_key
 from silograph.experiment.run.clock import TrainingClock
@@ -73,6 +73,7 @@ def test_killed_and_resumed_or_over_a_session_it_is_the_same(
     selector: str,
 ) -> None:
     graph, own = make_graph(), asked(selector)
+    own["options"] = own["options"] | little_work(method).get("options", {})
     if method == "local" and selector not in ("uniform", "all", "round_robin"):
         with pytest.raises(ConfigError, match=r"whose clients train alone: leave selector out"):
             go(graph, method=method, **own)

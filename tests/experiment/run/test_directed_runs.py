@@ -361,14 +361,14 @@ def test_commands_keep_directions(graph: Graph, work: Path) -> None:
 def test_labels_of_sources_are_learned_along_edges_only() -> None:
     """A node's label is the most frequent kind among the sources of edges that lead to it."""
     draws = np.random.default_rng(0)
-    n, kinds = 600, 3
+    n, kinds = 400, 3
     kind = draws.integers(0, kinds, n)
     source, target = np.repeat(np.arange(n), 4), draws.integers(0, n, 4 * n)
     x = np.eye(kinds)[kind]
     votes = np.zeros((n, kinds))
     np.add.at(votes, target, x[source])
     graph = sg.from_arrays(edge_index=[source, target], x=x, y=votes.argmax(1))
-    options: dict[str, Any] = {"model": "sage", "rounds": 60, "hidden": 16, "collect": 1.0}
+    options: dict[str, Any] = {"model": "sage", "rounds": 40, "hidden": 16, "collect": 1.0}
     accuracy = {}
     for way in ("none", *WAYS):
         scores = go(graph, directed=way, **options).test.server
