@@ -172,7 +172,7 @@ def test_without_weights_of_edges_there_are_no_sums(
     assert lines[0] == lines[1]
 
 
-@pytest.mark.law(sample=6)
+@pytest.mark.law(sample=24)
 @pytest.mark.parametrize("normalize", ["none", "standard", "standard_client"])
 def test_histograms_of_features_are_the_same_over_a_session(
     make_graph: MakeGraph, tmp_path: Path, normalize: str

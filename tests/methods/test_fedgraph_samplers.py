@@ -43,6 +43,7 @@ def config_of(sampler: str, **options: Any) -> dict[str, Any]:
 # --- limits ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.law(sample=6)
 @pytest.mark.parametrize("sampler", ["fanout", "fastgcn", "ladies", "drop_edge"])
 def test_without_sharing_it_is_fedopt_with_that_sampler(
     make_graph: MakeGraph, monkeypatch: pytest.MonkeyPatch, sampler: str
@@ -60,6 +61,7 @@ def test_without_sharing_it_is_fedopt_with_that_sampler(
         torch.testing.assert_close(of(ours)[name], w, rtol=0, atol=1e-10)
 
 
+@pytest.mark.law(sample=6)
 @pytest.mark.parametrize("share", ["all", "hidden"])
 def test_a_sampler_that_takes_all_is_rates_of_one(make_graph: MakeGraph, share: str) -> None:
     graph, other = make_graph(60), {**PLAIN, "rounds": 2, "layers": 3}

@@ -221,6 +221,7 @@ def test_bytes_of_drawn_rows_are_those_of_slots_with_a_drawn_sender(
         assert [record.bytes.tolist() for record in records] == expected
 
 
+@pytest.mark.law(sample=6)
 @pytest.mark.parametrize(
     "options", [{}, {"sample": 30}, {"sample": 30, "normalize": "conditional"}]
 )

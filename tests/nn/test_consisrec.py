@@ -145,6 +145,7 @@ class Loops:
         return p
 
 
+@pytest.mark.law(sample=6)
 @pytest.mark.parametrize("terms", ["biases", "mean", "none"])
 def test_training_with_all_neighbors_is_the_papers_sums_by_loops(terms: Any) -> None:
     block = block_of(rating_graph(8, 9, 60))

@@ -101,7 +101,7 @@ def drawn_sets(
         yield tuple(neighbor[order].tolist()), share[order]
 
 
-@pytest.mark.law(sample=12)
+@pytest.mark.law(sample=24)
 @pytest.mark.parametrize("fanout", [1, 2, 3, 4])
 def test_the_sum_over_drawn_neighbors_is_unbiased(make_graph: MakeGraph, fanout: int) -> None:
     block = star_like(make_graph)

@@ -110,7 +110,7 @@ def log_p_by_hand(
     return sum(each, torch.zeros(())), candidates
 
 
-@pytest.mark.law(sample=6)
+@pytest.mark.law(sample=24)
 @pytest.mark.parametrize("sparse", [True, False])
 @pytest.mark.parametrize("learns_z", [True, False])
 def test_the_balance_of_every_choice_by_hand(
@@ -345,6 +345,7 @@ def test_k_of_each_client() -> None:
     torch.testing.assert_close(found, torch.stack([t.double() for t in by_hand]))
 
 
+@pytest.mark.law(sample=6)
 @pytest.mark.parametrize("conv", ["gcn", "sage", "gin", "gat"])
 def test_choosing_all_is_no_sampler(make_graph: MakeGraph, cut_block: CutBlock, conv: str) -> None:
     """Full degrees, k as large as there are candidates: the weights after steps, 1e-10."""
@@ -390,7 +391,7 @@ OWN = {"neighbors.k": 2, "neighbors.width": 6}
 BASES = ["local", "gcflplus", "fedopt", "fedper", "fedpub", "fedprox", "fedavg"]
 
 
-@pytest.mark.law(sample=3)
+@pytest.mark.law(sample=6)
 @pytest.mark.parametrize("name", BASES)
 def test_bytes_are_those_of_the_base(make_graph: MakeGraph, name: str) -> None:
     """Record by record: of the flow network two figures travel, with each reply of training."""
@@ -477,7 +478,7 @@ def first_network(graph: Graph, method: str, options: dict[str, Any]) -> dict[st
     return {f"{name}/t": t for name, t in tensors_under("neighbors", state).items()}
 
 
-@pytest.mark.law(sample=6)
+@pytest.mark.law(sample=24)
 @pytest.mark.parametrize(
     ("method", "kernels", "log_z"),
     [
@@ -552,7 +553,7 @@ def test_the_controls_differ_from_the_trained_sampler(make_graph: MakeGraph, pol
     assert same_bits(weights_of(again), weights_of(control))
 
 
-@pytest.mark.law(sample=6)
+@pytest.mark.law(sample=24)
 @pytest.mark.parametrize(
     "changes",
     [

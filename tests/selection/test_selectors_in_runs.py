@@ -60,7 +60,7 @@ def asked(selector: str, **own: Any) -> dict[str, Any]:
     return found | {"options": OPTIONS.get(selector, {})} | own
 
 
-@pytest.mark.law(sample=6)
+@pytest.mark.law(sample=24)
 @crossed(
     {"method": LOCAL, "selector": list(SELECTORS)},
     quick=[(m, s) for m in LOCAL for s in SELECTORS if m == "fedopt" or s == "ucb"],
@@ -97,7 +97,7 @@ def test_killed_and_resumed_or_over_a_session_it_is_the_same(
     assert same_bits(weights_of(whole), weights_of(far))
 
 
-@pytest.mark.law(sample=3)
+@pytest.mark.law(sample=6)
 @pytest.mark.parametrize("selector", SELECTORS)
 def test_nothing_depends_on_when_rounds_are_scored(make_graph: MakeGraph, selector: str) -> None:
     one, other = (

@@ -66,7 +66,7 @@ def test_tiers_give_the_same_model_and_the_same_ledger(
     assert ours.best_round == theirs.best_round
 
 
-@pytest.mark.law(sample=12)
+@pytest.mark.law(sample=24)
 @pytest.mark.parametrize("model", ["sage", "mlp"])
 @SCHEDULE
 def test_tiers_agree_for_every_layer(make_graph: MakeGraph, model: str, schedule: str) -> None:
@@ -97,7 +97,7 @@ def test_block_size_changes_no_bit_of_a_compiled_run(
         assert_same(other, runs[0])
 
 
-@pytest.mark.law(sample=12)
+@pytest.mark.law(sample=24)
 @SCHEDULE
 @METHOD
 def test_threads_change_no_bit_of_a_compiled_run(

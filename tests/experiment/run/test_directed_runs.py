@@ -136,7 +136,7 @@ def test_a_graph_without_directions_is_refused(make_graph: MakeGraph, work: Path
         on_silos("silos", directed="both")
 
 
-@pytest.mark.law(sample=6)
+@pytest.mark.law(sample=24)
 @pytest.mark.parametrize("weighted", [True, False])
 @pytest.mark.parametrize(
     "options",
@@ -287,7 +287,7 @@ def test_parts_of_a_graph_keep_their_directions(graph: Graph, tmp_path: Path) ->
     assert fingerprint(with_directions(graph)) != fingerprint(bare)
 
 
-@pytest.mark.law(sample=6)
+@pytest.mark.law(sample=24)
 @pytest.mark.parametrize("way", ["along", "both"])
 @pytest.mark.parametrize("weighted", [True, False])
 def test_a_session_has_the_bits_of_a_simulation(

@@ -324,6 +324,7 @@ def test_validation_auc_picks_the_round_and_is_that_of_scikit_learn(
     ]
 
 
+@pytest.mark.law(sample=6)
 @pytest.mark.parametrize("method", ["fedavg", "local"])
 def test_silos_are_asked_for_the_auc_of_validation_nodes_as_the_program_says(
     make_graph: MakeGraph, method: str

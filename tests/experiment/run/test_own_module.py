@@ -81,7 +81,7 @@ def renamed(weights: dict[str, Tensor]) -> dict[str, Tensor]:
     return {names[k]: w.T.contiguous() if w.dim() == 2 else w for k, w in weights.items()}
 
 
-@pytest.mark.law(sample=12)
+@pytest.mark.law(sample=24)
 @pytest.mark.parametrize("sparse", [False, True])
 @pytest.mark.parametrize(
     ("method", "optimizer"),
@@ -119,7 +119,7 @@ def test_a_module_written_as_gcn_is_gcn(
             torch.testing.assert_close(of(ours)[name], w, rtol=0, atol=1e-10)
 
 
-@pytest.mark.law(sample=12)
+@pytest.mark.law(sample=24)
 @crossed(
     {"module": (Dropping, Constant), "method": ALONE},
     quick=[*((Dropping, name) for name in ALONE), (Constant, "local"), (Constant, "fedavg")],

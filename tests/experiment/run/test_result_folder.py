@@ -184,6 +184,7 @@ def test_the_final_result(done: tuple[Path, Result]) -> None:
 # --- the config as a run file ---------------------------------------------------------------------
 
 
+@pytest.mark.law(sample=6)
 @pytest.mark.parametrize(
     "options",
     [

@@ -159,6 +159,7 @@ def test_a_trial_that_diverges_counts_as_nothing(make_graph: MakeGraph) -> None:
 # --- forms ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.law(sample=6)
 @pytest.mark.parametrize("width", [80, 140])
 def test_the_table_fits_and_shows_no_test_score_of_a_trial(
     make_graph: MakeGraph, width: int, monkeypatch: pytest.MonkeyPatch
