@@ -292,6 +292,7 @@ def test_the_command_gives_the_same_cells_and_tables(
     capsys.readouterr()
 
 
+@pytest.mark.usefixtures("forked")
 def test_what_no_command_can_say_is_a_call(tmp_path: Path) -> None:
     save(tmp_path / "g.npz", planted_graph(30))
     small: dict[str, Any] = {"clients": 2, "rounds": 1, "hidden": 4, "seeds": 1, "processes": 0}

@@ -121,6 +121,7 @@ def test_a_stopped_search_goes_on_exactly(make_graph: MakeGraph, done: int, aske
     assert json.loads((folder / "tune.json").read_text(encoding="utf-8")) == plan
 
 
+@pytest.mark.usefixtures("forked")
 def test_more_trials_and_another_process_go_on(capsys: Capture) -> None:
     command = ["tune", "g.npz", *FLAGS, "--hidden", "4", "--keys", "lr", "--quiet", "--out", "t"]
     printed(capsys, *command, "--trials", "2")
