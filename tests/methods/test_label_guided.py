@@ -49,7 +49,7 @@ def config_of(model: Model, **options: object) -> MethodConfig:
     return MethodConfig(model, Adam(0.01, weight_decay=5e-4), Schedule(1), True, 1.0, own)
 
 
-@pytest.mark.law(sample=24)
+@pytest.mark.law(sample=60)
 @pytest.mark.parametrize(
     ("clients", "how", "size", "sparse"),
     [
