@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from hypothesis import settings
 
 import unsynced  # noqa: F401
 from commands import save
@@ -37,6 +38,9 @@ PRESETS_APART = {
     "fedacs",
     "fesog",
 }
+# Fewer examples of a law than Hypothesis' 100, which differ from run to run.
+settings.register_profile("default suite", max_examples=40)
+settings.load_profile("default suite")
 MANY_TESTS = 1000  # from which on compiling before the first one pays
 OWN_TESTS = (
     "test_fedais.py",
@@ -114,6 +118,24 @@ def garbage_of_earlier_modules() -> None:
     """
     gc.collect()
     gc.freeze()
+
+
+def figure_text(curves: Any) -> str:
+    """Stand for a figure: the same curves have the same text."""
+    return f"<svg>{sha256(repr(curves).encode()).hexdigest()}</svg>\n"
+
+
+@pytest.fixture(autouse=True, scope="session")
+def no_drawn_figures() -> Iterator[None]:
+    """Let comparisons write short files for figures: drawing took most of the time of their tests.
+
+    Figures themselves are tested in test_comparison_files.py, which draws them.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        module = "silograph.study.comparison_files"
+        patch.setattr(f"{module}.svg_of", figure_text)
+        patch.setattr(f"{module}.pdf_of", lambda curves: b"%PDF " + figure_text(curves).encode())
+        yield
 
 
 @pytest.fixture(autouse=True)

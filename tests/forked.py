@@ -39,7 +39,7 @@ def _main(
 
 
 class Forked:
-    """What silograph uses of `subprocess.Popen`."""
+    """What silograph and its examples use of `subprocess.Popen`."""
 
     def __init__(
         self,
@@ -74,8 +74,15 @@ class Forked:
         given = theirs, os.getcwd(), dict(os.environ if env is None else env), list(command[1:])
         self._process = FORKS.Process(target=_main, args=given)
         self._process.start()
+        self.args = command
         for connection in theirs:
             connection.close()
+
+    def __enter__(self) -> "Forked":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.wait()
 
     @property
     def pid(self) -> int:
@@ -95,7 +102,7 @@ class Forked:
             raise subprocess.TimeoutExpired(str(self._process), timeout or 0)
         return self._process.exitcode
 
-    def communicate(self, timeout: float | None = None) -> tuple[Any, Any]:
+    def communicate(self, _: None = None, timeout: float | None = None) -> tuple[Any, Any]:
         """Wait for the end; returns what is said in pipes, which is little where there are two."""
         for name, pipe in (("stdout", self.stdout), ("stderr", self.stderr)):
             if pipe is not None and not pipe.closed:  # it may be called again after a timeout

@@ -12,6 +12,7 @@ ROOT = Path(__file__).parents[1] / "examples"
 SCRIPTS = sorted(path.name for path in ROOT.glob("*.py"))
 
 
+@pytest.mark.usefixtures("forked")
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_an_example_runs(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

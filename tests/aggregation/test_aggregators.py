@@ -119,6 +119,7 @@ def test_a_few_hostile_clients_move_the_mean_alone(bad: float) -> None:
     assert not all(bool((w.mean(0).abs() < 1e3).all()) for w in weights.values())
 
 
+@pytest.mark.law(sample=6)
 @pytest.mark.parametrize("factor", [1e6, -1e6])
 def test_a_hostile_silo_in_a_run(make_graph: MakeGraph, factor: float) -> None:
     hostile = replace(averaging_by(scaled), name="hostile")
@@ -162,7 +163,7 @@ def test_the_mean_is_what_it_was(make_graph: MakeGraph) -> None:
     assert plain.config.aggregator == "mean"
 
 
-@pytest.mark.law(sample=3)
+@pytest.mark.law(sample=12)
 @pytest.mark.parametrize("method", AGGREGATING)
 def test_killed_and_resumed_or_over_a_session_it_is_the_same(
     make_graph: MakeGraph, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str

@@ -18,6 +18,7 @@ from silograph.experiment.run.setup import prepare
 from silograph.graph.block.block import make_block
 
 
+@pytest.mark.law(sample=6)
 @pytest.mark.parametrize("tensors", [False, True])
 @pytest.mark.parametrize("sparse", [False, True])
 def test_the_loop_trains_the_weights_that_silograph_trains(

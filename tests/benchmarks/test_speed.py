@@ -41,6 +41,7 @@ def graph(make_graph: MakeGraph) -> Graph:
     return make_graph(sparse=True)
 
 
+@pytest.mark.law(sample=6)
 @pytest.mark.parametrize("form", [None, *FORMS])
 @pytest.mark.parametrize("epochs", [1, 3])
 def test_loops_train_the_weights_that_silograph_trains(
@@ -91,6 +92,7 @@ def test_loops_drop_activations_in_training_only(graph: Graph) -> None:
         assert one._judge() == one._judge()
 
 
+@pytest.mark.law(sample=6)
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_a_race_fails_where_a_side_does_other_work(
     graph: Graph, monkeypatch: pytest.MonkeyPatch, dtype: str

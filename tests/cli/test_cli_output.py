@@ -122,6 +122,7 @@ def test_one_seed_over_the_file_of_a_run_is_all_seeds(capsys: Capture) -> None:
     assert same["config keep_optimizer"] == repr(METHODS["local"].needs.keep_optimizer)
 
 
+@pytest.mark.law(sample=6)
 @pytest.mark.parametrize("method", ["fedavg", "local"])
 @pytest.mark.parametrize(
     ("flags", "why"),
@@ -169,6 +170,7 @@ def test_the_table_of_a_run(capsys: Capture) -> None:
     assert "best round 2 of 2 (the last one: no validation nodes)" in text
 
 
+@pytest.mark.law(sample=6)
 @pytest.mark.parametrize("name", ["[red]a[", "[ b]", ":smile:"])
 def test_names_are_shown_as_they_are(make_graph: MakeGraph, capsys: Capture, name: str) -> None:
     silo = np.array([name, "a"])[np.arange(60) % 2]
@@ -181,6 +183,7 @@ def test_names_are_shown_as_they_are(make_graph: MakeGraph, capsys: Capture, nam
     assert f"\n{name} " in text
 
 
+@pytest.mark.law(sample=6)
 @pytest.mark.parametrize("columns", [80, 140])
 def test_tables_fit_the_terminal(
     capsys: Capture, monkeypatch: pytest.MonkeyPatch, columns: int
@@ -203,6 +206,7 @@ def test_tables_fit_the_terminal(
     assert "internal edges  cross edges" in header  # ten and more clients on one line each
 
 
+@pytest.mark.law(sample=6)
 @pytest.mark.parametrize("columns", [40, 80, 140])
 def test_tables_of_rankings_fit_the_terminal(
     capsys: Capture, monkeypatch: pytest.MonkeyPatch, columns: int

@@ -119,7 +119,7 @@ def assert_as_simulated(ours: Result, graph: Graph, **options: Any) -> None:
     assert views[0] == views[1]
 
 
-@pytest.mark.law(sample=3)
+@pytest.mark.law(sample=24)
 @pytest.mark.parametrize(
     "options",
     [
@@ -176,6 +176,7 @@ def lab(here: Path) -> Path:
     return folder
 
 
+@pytest.mark.law(sample=6)
 @pytest.mark.parametrize(
     ("method", "allowed"), [("lab:HEADS", ["lab"]), ("lab.methods:HEADS", ["lab.methods,lab.ops"])]
 )

@@ -33,6 +33,7 @@ OPTIONS: dict[str, Any] = {
 }
 
 
+@pytest.mark.law(sample=24)
 @pytest.mark.parametrize("method", ["fedavg", "local"])
 @pytest.mark.parametrize("normalize", ["none", "standard_client", "standard"])
 def test_silos_get_the_threshold_with_their_model(

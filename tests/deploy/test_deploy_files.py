@@ -10,9 +10,8 @@ from pathlib import Path
 
 import click
 import pytest
-import typer
 
-from silograph.cli.flags import app
+from silograph.cli import command_line
 
 ROOT = Path(__file__).parents[2]
 FILES = ROOT / "examples" / "deploy"
@@ -37,7 +36,7 @@ INSTRUCTIONS = [
 
 def parsed(words: Sequence[str]) -> dict[str, object]:
     """What the command line understands; an unknown flag or a missing one is an error."""
-    group = typer.main.get_command(app)
+    group = command_line()
     assert isinstance(group, click.Group)
     command = group.commands[words[0]]
     return dict(command.make_context(words[0], list(words[1:])).params)

@@ -57,6 +57,7 @@ def trained(
     return result, sg.run(graph, config=config, block_size=1), silos
 
 
+@pytest.mark.law(sample=6)
 @pytest.mark.parametrize("normalize", ["standard", "standard_client"])
 def test_a_session_has_the_bits_of_a_simulation(
     make_graph: MakeGraph, tmp_path: Path, normalize: str
@@ -103,6 +104,7 @@ def test_a_session_has_the_bits_of_a_simulation(
         ours.model.predict(graph)
 
 
+@pytest.mark.law(sample=6)
 @pytest.mark.parametrize("use", [None, "scale"])
 def test_weights_of_edges_are_the_same_over_a_session(
     make_graph: MakeGraph, tmp_path: Path, use: str | None
@@ -136,6 +138,7 @@ def test_weights_of_edges_are_the_same_over_a_session(
         assert torch.equal(own.logits(graph), theirs.model.logits(graph))
 
 
+@pytest.mark.law(sample=6)
 @pytest.mark.parametrize(
     "options",
     [
@@ -159,6 +162,7 @@ def test_weights_of_classes_are_the_same_over_a_session(
     assert ("statistics" in ours.ledger.bytes_by_kind) is (options["class_weight"] == "balanced")
 
 
+@pytest.mark.law(sample=6)
 @pytest.mark.parametrize("use", [None, "scale"])
 def test_without_weights_of_edges_there_are_no_sums(
     make_graph: MakeGraph, tmp_path: Path, use: str | None
@@ -170,6 +174,7 @@ def test_without_weights_of_edges_there_are_no_sums(
     assert lines[0] == lines[1]
 
 
+@pytest.mark.law(sample=24)
 @pytest.mark.parametrize("normalize", ["none", "standard", "standard_client"])
 def test_histograms_of_features_are_the_same_over_a_session(
     make_graph: MakeGraph, tmp_path: Path, normalize: str

@@ -125,6 +125,7 @@ def test_silo_processes_give_the_bits_and_the_ledger_of_a_simulation(
     assert_same(ours, simulated(graph, clients, **options))
 
 
+@pytest.mark.law(sample=6)
 @pytest.mark.parametrize("name", ["fedavg", "label_guided"])
 def test_larger_blocks_differ_by_rounding(
     make_graph: Callable[..., Graph], tmp_path: Path, name: str

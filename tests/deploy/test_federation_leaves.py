@@ -84,6 +84,7 @@ def run(
     return frames, [found for m in replies if (found := frame_of(m))]
 
 
+@pytest.mark.law(sample=6)
 @pytest.mark.parametrize(
     "name", [pytest.param(n, marks=() if n in QUICK else pytest.mark.slow) for n in ABLE]
 )

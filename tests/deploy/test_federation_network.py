@@ -236,6 +236,7 @@ def test_a_network_that_does_not_come_back(
         )
 
 
+@pytest.mark.law(sample=6)
 @pytest.mark.parametrize("tls", [False, True], ids=["plain", "TLS"])
 def test_the_ledger_has_the_bytes_of_the_wire_but_for_a_few_a_message(
     make_graph: MakeGraph, proxy: Proxy, tmp_path: Path, tls: bool

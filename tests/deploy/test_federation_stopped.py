@@ -87,6 +87,7 @@ BEFORE_SILOS_ARE_THERE = "silograph.deploy.server.check_versions"
 BEFORE_THERE_IS_A_FOLDER = "silograph.deploy.server.first_snapshot"
 
 
+@pytest.mark.law(sample=6)
 @pytest.mark.parametrize("method", ["scaffold", "label_guided"])
 def test_the_run_continues_bit_for_bit(
     make_graph: MakeGraph, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str
@@ -186,6 +187,7 @@ def test_a_stop_after_the_end_is_an_end(
         resume_server(tmp_path / "out", PLAIN)
 
 
+@pytest.mark.law(sample=6)
 @pytest.mark.parametrize("latest", [True, False])
 def test_a_silo_whose_state_is_damaged_goes_back_one_round(
     make_graph: MakeGraph, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, latest: bool

@@ -405,7 +405,7 @@ def strictest(name: str, sent: int, kinds: tuple[str, ...]) -> SiloPolicy:
     )
 
 
-@pytest.mark.law(sample=6)
+@pytest.mark.law(sample=12)
 @pytest.mark.parametrize(
     "name", [pytest.param(n, marks=() if n in QUICK else pytest.mark.slow) for n in ABLE]
 )

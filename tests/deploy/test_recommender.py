@@ -233,6 +233,7 @@ def test_a_table_of_all_users_has_what_each_is_recommended(
     assert "expected a file that does not exist yet" in capsys.readouterr().err
 
 
+@pytest.mark.law(sample=6)
 @pytest.mark.parametrize("given", MODELS, ids=lambda given: str(given["model"]))
 def test_a_simulation_recommends_as_its_silos_do(
     federated: tuple[Any, tuple[Path, ...], list[Path]],
@@ -367,6 +368,7 @@ def test_other_files_are_refused(tmp_path: Path) -> None:
         load_recommender(path)
 
 
+@pytest.mark.law(sample=6)
 @pytest.mark.parametrize("given", MODELS, ids=lambda given: str(given["model"]))
 def test_recommenders_of_a_simulation_do_not_depend_on_blocks(
     tmp_path: Path, given: dict[str, Any]

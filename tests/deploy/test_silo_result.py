@@ -69,6 +69,7 @@ def about_of(folder: Path) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.law(sample=6)
 @pytest.mark.parametrize("model", ["gcn", "sage"])
 def test_weights_of_edges_are_used_as_in_a_simulation(
     make_graph: MakeGraph, tmp_path: Path, model: str
@@ -106,7 +107,7 @@ def test_a_silo_refuses_methods_that_would_lose_its_weights(
 OWN = ("local", "fedper", "gcflplus", "fedpub")  # methods whose clients have models of their own
 
 
-@pytest.mark.law(sample=3)
+@pytest.mark.law(sample=12)
 @pytest.mark.parametrize("method", ["fedavg", *OWN, "label_guided"])
 def test_what_silos_keep(make_graph: MakeGraph, tmp_path: Path, method: str) -> None:
     found = Federated(make_graph(60), tmp_path, method=method)
@@ -154,7 +155,7 @@ def test_the_model_of_all_is_that_of_the_server(make_graph: MakeGraph, tmp_path:
         assert all(torch.equal(w, theirs.weights[name]) for name, w in model.weights.items())
 
 
-@pytest.mark.law(sample=3)
+@pytest.mark.law(sample=6)
 @pytest.mark.parametrize("method", ["fedavg", *OWN])
 def test_predictions_are_those_that_were_scored(
     make_graph: MakeGraph, tmp_path: Path, method: str

@@ -131,7 +131,7 @@ def test_one_layer_of_sums_hears_all_neighbors(make_graph: MakeGraph) -> None:
     assert without.test.server != result.test.server
 
 
-@pytest.mark.law(sample=3)
+@pytest.mark.law(sample=24)
 @pytest.mark.parametrize("method", ["fedavg", "fedopt", "fedprox", "scaffold", "local"])
 @pytest.mark.parametrize("model", ["gcn", "sage"])
 def test_both_tiers_and_all_blocks_train_alike(
@@ -151,6 +151,7 @@ def test_both_tiers_and_all_blocks_train_alike(
     assert runs[0].ledger.bytes_by_kind["features"] > 0
 
 
+@pytest.mark.law(sample=6)
 @pytest.mark.parametrize("kernels", ["torch", "compiled"])
 def test_drawn_steps_on_what_was_fetched(make_graph: MakeGraph, kernels: str) -> None:
     graph, steps = make_graph(60), {"batch_size": 4, "fanout": "2,2", "kernels": kernels}
@@ -174,6 +175,7 @@ def test_fetching_nothing_changes_nothing(
     assert "features" not in bare.ledger.bytes_by_kind
 
 
+@pytest.mark.law(sample=6)
 @pytest.mark.parametrize("participation", [1.0, 0.5])
 def test_a_run_resumes_its_bits(
     make_graph: MakeGraph, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, participation: float

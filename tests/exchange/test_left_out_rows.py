@@ -153,6 +153,7 @@ def test_no_sum_rests_on_fewer_silos(
         assert len(places) == int((silos >= 2).sum())
 
 
+@pytest.mark.law(sample=6)
 @pytest.mark.parametrize("sample", [None, 40])
 def test_sessions_do_the_same_and_facts_count_what_is_left_out(
     make_graph: MakeGraph, sample: int | None

@@ -161,6 +161,7 @@ def training_bytes(result: Any) -> int:
     return int(result.ledger.bytes_by_kind["embeddings"])
 
 
+@pytest.mark.law(sample=6)
 @pytest.mark.parametrize("sent", ["exact", "int8"])
 def test_at_bound_0_a_run_is_the_same_for_fewer_bytes(make_graph: MakeGraph, sent: str) -> None:
     graph = make_graph(40)

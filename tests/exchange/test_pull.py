@@ -295,7 +295,7 @@ def field_of(fed: InProcess, name: str) -> Tensor:
     return torch.cat([state[name].t for state in fed.states()])
 
 
-@pytest.mark.law(sample=3)
+@pytest.mark.law(sample=6)
 @pytest.mark.parametrize("form", FORMS, ids=lambda f: f"{f.missing} {f.since} {f.some}")
 @pytest.mark.parametrize("block_size", [1, 2, 5])
 def test_slots_hold_what_an_oracle_says(built: Built, form: PullForm, block_size: int) -> None:
@@ -635,6 +635,7 @@ def test_an_owner_whose_answer_is_wrong_is_away(built: Built, name: str) -> None
     assert fed.away == (fed.ids[3],)
 
 
+@pytest.mark.law(sample=6)
 @pytest.mark.parametrize("slots", [[-1], [10**6], [0, 0], [1, 0], [2**31 - 1]])
 def test_slots_that_are_none_name_who_asked_for_them(
     built: Built, slots: list[int], caplog: pytest.LogCaptureFixture

@@ -108,6 +108,7 @@ def trained_bytes(result: Any, op: str) -> int:
     return sum(int(r.bytes.sum()) for r in records)
 
 
+@pytest.mark.law(sample=6)
 @pytest.mark.parametrize("numbers", ["exact", "float16", "int8", "int4"])
 @pytest.mark.parametrize("rows", ["all", "used"])
 def test_bytes_are_their_closed_form(make_graph: MakeGraph, numbers: Numbers, rows: str) -> None:
@@ -287,7 +288,7 @@ OPS = {
 }
 
 
-@pytest.mark.law(sample=3)
+@pytest.mark.law(sample=12)
 @pytest.mark.parametrize(("method", "sent"), SMALL)
 def test_killed_and_resumed_in_blocks_and_over_a_session_it_is_the_same(
     make_graph: MakeGraph,
@@ -354,6 +355,7 @@ def test_a_silo_whose_scales_are_none_is_away(make_graph: MakeGraph, value: floa
     assert over.federation.away == (name,)
 
 
+@pytest.mark.law(sample=6)
 @pytest.mark.parametrize(
     ("method", "op"), [("fedais", "serve"), ("fedais", "close_round"), ("fedavg", "train")]
 )
@@ -379,6 +381,7 @@ def test_a_silo_that_is_a_row_short_is_named_and_left_out(
     assert re.search(rf"lost {name}: expected \d+ .*got", caplog.text)
 
 
+@pytest.mark.law(sample=6)
 @pytest.mark.parametrize("rows", ["all", "used"])
 @pytest.mark.parametrize(("numbers", "levels"), [("int8", 128), ("int4", 8)])
 @pytest.mark.parametrize(("share", "away"), [(0.9, False), (1.1, True)])

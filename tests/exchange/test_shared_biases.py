@@ -113,6 +113,7 @@ def test_two_silos_by_hand() -> None:
     assert state["shared/total/item"].t.tolist() == pytest.approx([-1.5 + 0.5], abs=1e-3)
 
 
+@pytest.mark.law(sample=6)
 @pytest.mark.parametrize("shared", ["items", "all"])
 def test_the_order_of_clients_does_not_matter(shared: str) -> None:
     order = (2, 0, 1)
@@ -208,6 +209,7 @@ def test_without_shared_rows_nothing_changes() -> None:
     assert alone.bytes < together.bytes
 
 
+@pytest.mark.law(sample=6)
 @pytest.mark.parametrize("model", ["rating_biases", "rating_profiles"])
 def test_a_session_and_a_resumed_run_have_the_same_bits(
     model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -303,6 +305,7 @@ def test_a_silo_cannot_report_ratings_that_cannot_be() -> None:
         calls["send_item_sums"].check_reply({"user": some}, {"item": broken}, extent)
 
 
+@pytest.mark.law(sample=6)
 @pytest.mark.parametrize("own_secrets", [False, True])
 def test_real_silos_find_their_users_by_a_secret(tmp_path: Path, own_secrets: bool) -> None:
     """With one secret for all they score as a simulation; with others only items are shared."""

@@ -43,8 +43,7 @@ def assert_much_was_tried(found: dict[str, Any], least: int) -> None:
 
 
 def test_some_odd_calls_do_no_harm(tmp_path: Path) -> None:
-    found = fuzzed(tmp_path, "--short", "--calls", 3000, "--seconds", 3)
-    assert_much_was_tried(found, 100)
+    assert_much_was_tried(fuzzed(tmp_path, "--short", "--calls", 400), 400)
 
 
 @pytest.mark.slow

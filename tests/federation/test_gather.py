@@ -39,6 +39,7 @@ REDUCES = [
 ]
 
 
+@pytest.mark.law(sample=6)
 @pytest.mark.parametrize("reduce", REDUCES, ids=str)
 @pytest.mark.parametrize("block_size", [1, 2, 5])
 @pytest.mark.parametrize("to", [None, [0, 3], [4]])

@@ -205,6 +205,7 @@ def sparse_graph(make_graph: MakeGraph) -> Graph:
     return make_graph(60, features=80, sparse=True)
 
 
+@pytest.mark.law(sample=6)
 @pytest.mark.parametrize("block_size", [1, 6])
 def test_it_is_fedavg_for_fewer_bytes(make_graph: MakeGraph, block_size: int) -> None:
     graph, itemsize = thin(sparse_graph(make_graph)), 8

@@ -76,6 +76,7 @@ def bound_of(setup: Setup) -> WorkBound:
     return found
 
 
+@pytest.mark.law(sample=6)
 @pytest.mark.parametrize("name", [name for name in NEIGHBORS if name not in ("full", "fanout")])
 def test_honest_work_of_samplers(make_graph: Callable[..., Graph], name: str) -> None:
     """Methods are in the test of their programs, which looks at the same shares."""
@@ -84,7 +85,7 @@ def test_honest_work_of_samplers(make_graph: Callable[..., Graph], name: str) ->
     assert 0 < max(found) < SHARE
 
 
-@pytest.mark.law(sample=3)
+@pytest.mark.law(sample=6)
 @pytest.mark.parametrize(
     "options",
     [
@@ -99,6 +100,7 @@ def test_honest_work_of_ratings(options: dict[str, Any]) -> None:
     assert 0 < max(found) < SHARE
 
 
+@pytest.mark.law(sample=6)
 @pytest.mark.parametrize(
     ("graph", "options"),
     [

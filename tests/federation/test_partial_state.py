@@ -83,6 +83,7 @@ def through_a_checkpoint(state: BlockState) -> BlockState:
     return BlockState(CLIENTS, state_from(found.tensors))
 
 
+@pytest.mark.law(sample=6)
 @pytest.mark.parametrize("seed", range(8))
 def test_a_block_state_is_a_dictionary_of_each_client(seed: int) -> None:
     """Fields are created, changed in value and in length, and dropped, by calls to any clients."""
@@ -259,6 +260,7 @@ def dense(field: Any) -> torch.Tensor:
     return found
 
 
+@pytest.mark.law(sample=6)
 @pytest.mark.parametrize("strict", [False, True])
 @pytest.mark.parametrize("block_size", [1, 2, 5])
 def test_blocks_of_any_size_are_a_session(built: Built, block_size: int, strict: bool) -> None:

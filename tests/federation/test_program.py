@@ -162,6 +162,7 @@ def test_a_run_by_its_program_is_the_run(
             assert refused(answer(worker, again)) is None
 
 
+@pytest.mark.law(sample=6)
 @pytest.mark.parametrize("method", ALIKE)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_rounds_that_are_alike_have_messages_of_the_same_bytes(

@@ -34,6 +34,7 @@ def test_features_are_made_of_degrees() -> None:
     assert (one_hot.sum(axis=1) == 1).all()
 
 
+@pytest.mark.law(sample=6)
 @pytest.mark.parametrize("source", WIDTHS)
 def test_silos_make_the_features_of_the_whole_graph(
     make_graph: MakeGraph, tmp_path: Path, source: FeatureSource

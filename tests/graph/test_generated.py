@@ -96,6 +96,7 @@ def test_the_law_has_not_changed(tmp_path: Path, name: str, scale: float, expect
 # --- edges --------------------------------------------------------------------------------------
 
 
+@pytest.mark.law(sample=6)
 @pytest.mark.parametrize("name", PRESETS)
 def test_the_adjacency_is_that_of_a_simple_undirected_graph(
     graphs: dict[str, Graph], name: str
@@ -112,6 +113,7 @@ def test_the_adjacency_is_that_of_a_simple_undirected_graph(
     assert torch.equal(torch.sort(column * graph.num_nodes + row).values, entry)
 
 
+@pytest.mark.law(sample=6)
 @pytest.mark.parametrize("name", ["amazon2m", "yelp"])
 def test_degrees_follow_the_propensities(tmp_path: Path, name: str) -> None:
     plan = plan_of(name, 0.02)
@@ -443,6 +445,7 @@ def test_a_file_does_not_hide_it(data: Path, monkeypatch: pytest.MonkeyPatch) ->
 # --- whole or absent ----------------------------------------------------------------------------
 
 
+@pytest.mark.law(sample=6)
 @pytest.mark.parametrize("at", ["_write_edges", "_write_nodes", "fingerprint"])
 @pytest.mark.parametrize("error", [KeyboardInterrupt, MemoryError])
 def test_what_ends_half_way_leaves_nothing(

@@ -427,6 +427,7 @@ def test_every_public_function_gives_the_same_bits_under_all_settings(
     assert found == expected
 
 
+@pytest.mark.law(sample=24)
 @pytest.mark.parametrize("options", KINDS, ids=str)
 def test_a_run_gives_the_same_bits_under_each_setting(options: dict[str, Any], data: Data) -> None:
     expected = bits_of(sg.run(data.graph, **RUN | options))

@@ -111,7 +111,7 @@ def graph_for(part: str, make_graph: MakeGraph, *, sparse: bool) -> Graph:
     return rating_graph() if part in OF_RATINGS else make_graph(sparse=sparse)
 
 
-@pytest.mark.law(sample=12)
+@pytest.mark.law(sample=120)
 @pytest.mark.parametrize("drawn", [False, True])
 @pytest.mark.parametrize("sparse", [False, True])
 @pytest.mark.parametrize("method", METHODS)
@@ -128,7 +128,7 @@ def test_the_same_on_a_pretended_device(
         check_same(graph, device, tmp_path / "cut", monkeypatch, method=method, **steps)
 
 
-@pytest.mark.law(sample=12)
+@pytest.mark.law(sample=60)
 @pytest.mark.parametrize("sparse", [False, True])
 @pytest.mark.parametrize("part", PARTS)
 def test_parts_are_the_same_on_a_pretended_device(

@@ -39,12 +39,14 @@ def why_refused(asked: dict[str, Any]) -> str | None:
     return None
 
 
+@pytest.mark.law(sample=3)
 @pytest.mark.parametrize("method", METHODS)
 def test_on_labels_of_nodes_the_default_is_gcn(method: str) -> None:
     result = sg.run(node_graph(), method=method, partition="random", hidden=4, **SMALL)
     assert (result.config.model, result.config.layers) == ("gcn", 2)
 
 
+@pytest.mark.law(sample=24)
 @pytest.mark.parametrize("method", ON_RATINGS)
 def test_on_ratings_the_default_is_the_recommended_one_or_the_papers(method: str) -> None:
     result = sg.run(rating_graph(8, 10, 40), method=method, partition="category", **SMALL)
@@ -97,6 +99,7 @@ def test_data_in_files_are_known_by_their_names(tmp_path: Path) -> None:
     assert 'model = "rating_profiles"' in defaults
 
 
+@pytest.mark.law(sample=24)
 @pytest.mark.parametrize("method", METHODS)
 def test_before_anything_starts_a_method_takes_mlp_or_says_why_not(method: str) -> None:
     asked = {"method": method, "model": "mlp", "partition": "random", "hidden": 4, **SMALL}

@@ -37,6 +37,7 @@ def go(graph: Graph, method: str, spread: str = "average", **changed: Any) -> sg
     return sg.run(graph, **OPTIONS | {"method": method, "options": own} | changed)
 
 
+@pytest.mark.law(sample=6)
 @pytest.mark.parametrize("method", METHODS)
 def test_unequal_spreads_train_or_are_refused_in_one_line(method: str) -> None:
     graph = rating_graph(30, 40, 300, 12)
@@ -85,6 +86,7 @@ def without_judged(graph: Graph, part: str) -> Graph:
     )
 
 
+@pytest.mark.law(sample=6)
 @pytest.mark.parametrize("part", ["val", "test"])
 @pytest.mark.parametrize("model", ["rating_gcn", "rating_biases", "consisrec", "rating_profiles"])
 def test_a_silo_without_judged_pairs_trains_and_has_no_score(model: str, part: str) -> None:

@@ -161,6 +161,7 @@ def test_two_clusters_are_two_runs_of_fedavg(
                 torch.testing.assert_close(found[name][cluster], w, rtol=0, atol=1e-10)
 
 
+@pytest.mark.law(sample=6)
 @TIERS
 def test_a_session_gives_the_bits_and_the_bytes_of_a_simulation(
     make_graph: Callable[..., Graph], cut_block: Callable[..., Built], kernels: str

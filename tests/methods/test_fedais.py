@@ -126,6 +126,7 @@ def test_rows_of_the_halo_stay_where_they_are_stored(make_graph: MakeGraph) -> N
     assert bool(held.t.any())
 
 
+@pytest.mark.law(sample=6)
 @pytest.mark.parametrize("conv", SHARED)
 def test_stored_rows_are_fresh_ones_and_the_forward_pass_is_centralized(
     make_graph: MakeGraph, conv: str
@@ -336,6 +337,7 @@ def neighbors_of(block: ClientBlock, row: int) -> list[int]:
     return [int(v) for v in found]
 
 
+@pytest.mark.law(sample=6)
 @pytest.mark.parametrize("conv", ["sage", "graphconv"])
 @pytest.mark.parametrize("layers", [2, 3, 4])
 def test_errors_of_stored_rows_stay_within_the_bound(conv: str, layers: int) -> None:
@@ -640,6 +642,7 @@ def test_no_owner_can_send_bytes_that_are_no_finite_row(
         check_against(fields, specs, extent, where, others=others, finite=True)
 
 
+@pytest.mark.law(sample=6)
 @pytest.mark.parametrize("size", [1, 2, 5])
 def test_owners_that_take_no_part_send_what_they_have_or_nothing(
     make_graph: MakeGraph, size: int

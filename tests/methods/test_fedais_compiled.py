@@ -76,7 +76,7 @@ CASES: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
-@pytest.mark.law(sample=6)
+@pytest.mark.law(sample=12)
 @pytest.mark.parametrize(("conv", "changes"), CASES)
 def test_both_backends_do_the_same(
     make_graph: MakeGraph, conv: str, changes: dict[str, Any]

@@ -65,6 +65,7 @@ def controlled(controller: Controller) -> Method[FedAISOptions]:
     return replace(FEDAIS, name="controlled", needs=needs)
 
 
+@pytest.mark.law(sample=24)
 @pytest.mark.parametrize("kernels", ["torch", "compiled"])
 @pytest.mark.parametrize("unbiased", [False, True])
 def test_constant_knobs_are_the_run_without_them(

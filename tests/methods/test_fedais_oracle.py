@@ -341,7 +341,7 @@ def compare(block: ClientBlock, state: Any, ours: list[Client]) -> None:
             torch.testing.assert_close(found, ours[c].halo[s][number], rtol=0, atol=1e-10)
 
 
-@pytest.mark.law(sample=3)
+@pytest.mark.law(sample=6)
 @pytest.mark.parametrize("name", CASES)
 def test_rounds_are_those_of_a_loop_from_the_paper(make_graph: MakeGraph, name: str) -> None:
     """Weights, histories, losses of nodes, ages and counts, with clients that take no part."""

@@ -83,6 +83,7 @@ def config(**changes: Any) -> MethodConfig[FedAISOptions]:
     )
 
 
+@pytest.mark.law(sample=6)
 @pytest.mark.parametrize("tau", [2, 3, 4])
 def test_every_batch_reads_all_that_it_has_drawn(make_graph: MakeGraph, tau: int) -> None:
     """With weights that stay, rows that are held for tau batches are those of an exchange each."""

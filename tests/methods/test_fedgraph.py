@@ -83,6 +83,7 @@ def test_announced_stages_are_drawn_once(
 # --- limits ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.law(sample=24)
 @pytest.mark.parametrize("model", ["gcn", "sage"])
 @pytest.mark.parametrize("layers", [1, 2, 3])
 def test_with_all_of_everything_a_pass_is_that_of_live_exchange(
@@ -119,6 +120,7 @@ def test_without_sharing_and_draws_it_is_fedopt(make_graph: MakeGraph) -> None:
     assert ours.ledger.flops_by_part["evaluation"] >= theirs.ledger.flops_by_part["evaluation"]
 
 
+@pytest.mark.law(sample=6)
 @pytest.mark.parametrize("model", ["gcn", "sage"])
 def test_with_gradients_sent_back_a_round_is_a_step_of_centralized_training(
     make_graph: MakeGraph, model: str
@@ -197,6 +199,7 @@ def test_owners_answer_with_their_own_weights_and_rows_are_constants(
 # --- draws ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.law(sample=6)
 @pytest.mark.parametrize("by_degree", [True, False])
 def test_the_expected_sum_by_enumeration(
     make_graph: MakeGraph, cut_block: CutBlock, by_degree: bool
@@ -271,7 +274,7 @@ DRAWN: dict[str, Any] = {
 }
 
 
-@pytest.mark.law(sample=6)
+@pytest.mark.law(sample=24)
 @pytest.mark.parametrize("share", ["all", "hidden", "none"])
 def test_blocks_of_any_size_give_the_same(make_graph: MakeGraph, share: str) -> None:
     graph, options = make_graph(60), {**DRAWN, "options": {**DRAWN["options"], "share": share}}
@@ -320,6 +323,7 @@ def test_an_agent_goes_on_after_its_profile_in_a_resumed_run(
     assert len({row["fact_knob_keep_1"] for row in rows_of(again)}) == PROFILE + 4
 
 
+@pytest.mark.law(sample=6)
 @pytest.mark.parametrize("partition", ["shares", "metis_overlapping"])
 def test_clients_may_hold_copies(make_graph: MakeGraph, partition: str) -> None:
     found = go(make_graph(80), **{**DRAWN, "partition": partition, "clients": 5})

@@ -123,6 +123,7 @@ KEEP = torch.tensor(
 )
 
 
+@pytest.mark.law(sample=6)
 @pytest.mark.parametrize("rescale", ["degree", "inverse"])
 @pytest.mark.parametrize("share", ["all", "hidden", "none"])
 def test_a_round_is_that_of_dense_matrices(make_graph: MakeGraph, share: str, rescale: str) -> None:

@@ -43,6 +43,7 @@ def config_of(sampler: str, **options: Any) -> dict[str, Any]:
 # --- limits ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.law(sample=6)
 @pytest.mark.parametrize("sampler", ["fanout", "fastgcn", "ladies", "drop_edge"])
 def test_without_sharing_it_is_fedopt_with_that_sampler(
     make_graph: MakeGraph, monkeypatch: pytest.MonkeyPatch, sampler: str
@@ -60,6 +61,7 @@ def test_without_sharing_it_is_fedopt_with_that_sampler(
         torch.testing.assert_close(of(ours)[name], w, rtol=0, atol=1e-10)
 
 
+@pytest.mark.law(sample=6)
 @pytest.mark.parametrize("share", ["all", "hidden"])
 def test_a_sampler_that_takes_all_is_rates_of_one(make_graph: MakeGraph, share: str) -> None:
     graph, other = make_graph(60), {**PLAIN, "rounds": 2, "layers": 3}
@@ -123,6 +125,7 @@ def test_a_fanout_counts_neighbors_of_all_silos(make_graph: MakeGraph, cut_block
     assert torch.equal(fewer, weights[some])
 
 
+@pytest.mark.law(sample=6)
 @pytest.mark.parametrize("sampler", [Fanout((2,)), FastGCN(6)])
 def test_draws_are_unbiased_over_all_silos(
     make_graph: MakeGraph, cut_block: CutBlock, sampler: Neighbors
@@ -156,6 +159,7 @@ def test_fastgcn_draws_the_same_nodes_for_all_rows_of_a_client(
 # --- whole runs -----------------------------------------------------------------------------------
 
 
+@pytest.mark.law(sample=6)
 @pytest.mark.parametrize(
     ("sampler", "share"),
     [

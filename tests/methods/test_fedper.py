@@ -112,7 +112,7 @@ STEPS_OF: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.law(sample=3)
+@pytest.mark.law(sample=6)
 @TIERS
 @pytest.mark.parametrize("steps", STEPS_OF)
 def test_with_nothing_private_it_is_fedavg_bit_for_bit(

@@ -47,6 +47,7 @@ def config(graph: Graph, kernels: str) -> MethodConfig:
     )
 
 
+@pytest.mark.law(sample=6)
 @TIERS
 @pytest.mark.parametrize("sparse", [True, False])
 def test_fedprox_is_the_loop_over_clients(
@@ -86,7 +87,7 @@ def test_without_a_pull_there_is_no_correction() -> None:
     assert corrections(FedProxOptions(mu=0.5)) == (Proximal(0.5),)
 
 
-@pytest.mark.law(sample=3)
+@pytest.mark.law(sample=6)
 @TIERS
 @pytest.mark.parametrize("steps", [{}, {"batch_size": 4, "fanout": "2,1"}], ids=["full", "drawn"])
 def test_without_a_pull_it_is_fedavg_bit_for_bit(
@@ -100,6 +101,7 @@ def test_without_a_pull_it_is_fedavg_bit_for_bit(
     assert outcome(fedprox) == outcome(fedavg) | {"method": "fedprox"}
 
 
+@pytest.mark.law(sample=6)
 @TIERS
 def test_one_step_feels_no_pull(make_graph: MakeGraph, kernels: str) -> None:
     """At the start the pull is 0; so only local epochs of two and more differ from FedAvg."""
@@ -112,6 +114,7 @@ def test_one_step_feels_no_pull(make_graph: MakeGraph, kernels: str) -> None:
         assert same_bits(of(fedprox), of(fedavg)) == same
 
 
+@pytest.mark.law(sample=6)
 @TIERS
 def test_a_stronger_pull_keeps_clients_nearer(make_graph: MakeGraph, kernels: str) -> None:
     """One round of SGD, from mu = 0 to mu = 1 / lr, where every step starts from w_t again."""

@@ -103,7 +103,7 @@ def test_a_scale_without_bound_is_local_only(make_graph: MakeGraph, cut_block: C
         torch.testing.assert_close(kept[-1][name], w, rtol=0, atol=1e-10)
 
 
-@pytest.mark.law(sample=3)
+@pytest.mark.law(sample=6)
 @pytest.mark.parametrize("seed", range(10))
 def test_clients_of_one_community_take_more_of_each_other(
     make_graph: MakeGraph, cut_block: CutBlock, seed: int
@@ -388,6 +388,7 @@ OF_TIERS: list[dict[str, Any]] = [
 ]
 
 
+@pytest.mark.law(sample=6)
 @pytest.mark.parametrize("sparse", [True, False])
 @pytest.mark.parametrize("shape", OF_TIERS)
 def test_masks_are_compiled_to_the_same_model_and_costs(

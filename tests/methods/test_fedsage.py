@@ -110,6 +110,7 @@ def test_the_cross_client_phase_is_autograd_on_all_graphs_together(
     assert not torch.allclose(alone[-2], found[-2], atol=1e-6)
 
 
+@pytest.mark.law(sample=6)
 @pytest.mark.parametrize("cross", [0, 3])
 def test_set_up_is_the_loop_over_steps(
     make_graph: MakeGraph, cut_block: CutBlock, cross: int
@@ -161,6 +162,7 @@ def test_answers_pull_to_the_nearest_row(make_graph: MakeGraph, cut_block: CutBl
     assert torch.equal(nearest_gradients(x, nobody)[1:], found)
 
 
+@pytest.mark.law(sample=6)
 @pytest.mark.parametrize("options", [{"hidden": 0.0}, {"most": 0}, {"generator_epochs": 0}])
 def test_nothing_generated_is_fedopt(make_graph: MakeGraph, options: dict[str, Any]) -> None:
     """No hidden node, no neighbor allowed, or a predictor that says 0: weights bit for bit."""
@@ -320,6 +322,7 @@ def overheard(
     return x, total
 
 
+@pytest.mark.law(sample=6)
 @pytest.mark.parametrize("clients", [2, 3])
 def test_answers_give_a_real_row_where_there_are_two_clients(
     make_graph: MakeGraph, cut_block: CutBlock, monkeypatch: pytest.MonkeyPatch, clients: int

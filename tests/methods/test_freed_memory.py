@@ -24,6 +24,7 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.law(sample=6)
 @pytest.mark.parametrize("participation", [1.0, 0.5])
 @pytest.mark.parametrize("case", CASES)
 def test_a_round_leaves_no_block_in_a_cycle(

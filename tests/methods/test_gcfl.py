@@ -215,7 +215,7 @@ def disagreeing(seed: int, others: int, noise: float) -> tuple[Graph, Built]:
 
 
 @BOTH
-@pytest.mark.law(sample=4)
+@pytest.mark.law(sample=6)
 @pytest.mark.parametrize("seed", range(5))
 @pytest.mark.parametrize("others", [0, 2])
 def test_clients_that_disagree_are_parted_once_and_those_alike_never(
@@ -309,7 +309,7 @@ def test_clients_keep_the_models_that_are_scored(make_graph: MakeGraph, method: 
     assert all(row["fact_clusters"] >= 1 for row in rows_of(result))
 
 
-@pytest.mark.law(sample=3)
+@pytest.mark.law(sample=6)
 @BOTH
 def test_a_run_goes_on_from_where_it_was(
     make_graph: MakeGraph, tmp_path: Any, monkeypatch: pytest.MonkeyPatch, method: AnyMethod

@@ -117,6 +117,7 @@ def planted(make_graph: Callable[..., Graph], cut_block: Callable[..., tuple[Cli
     return graph, replace(block, y=turned, split=split), route
 
 
+@pytest.mark.law(sample=6)
 @pytest.mark.parametrize("method", [GCFL, GCFLPLUS], ids=lambda method: method.name)
 def test_gcfl_is_the_loop_over_clients(
     make_graph: Callable[..., Graph],

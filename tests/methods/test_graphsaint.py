@@ -82,7 +82,7 @@ def train(
     return losses, state.weights
 
 
-@pytest.mark.law(sample=12)
+@pytest.mark.law(sample=24)
 @pytest.mark.parametrize("normalize", [True, False])
 @pytest.mark.parametrize("conv", CONVS)
 def test_subgraphs_of_all_nodes_are_centralized_training(
@@ -213,6 +213,7 @@ def test_a_round_takes_the_steps_of_its_passes(make_graph: Callable[..., Graph])
         assert taken > 3
 
 
+@pytest.mark.law(sample=6)
 @pytest.mark.parametrize(
     ("options", "ahead"),
     [

@@ -50,7 +50,7 @@ def config_of(model: Model, **options: object) -> MethodConfig:
     return MethodConfig(model, Adam(0.01, weight_decay=5e-4), Schedule(1), True, 1.0, own)
 
 
-@pytest.mark.law(sample=12)
+@pytest.mark.law(sample=60)
 @pytest.mark.parametrize(
     ("clients", "how", "size", "sparse"),
     [
@@ -222,6 +222,7 @@ def test_bytes_of_drawn_rows_are_those_of_slots_with_a_drawn_sender(
         assert [record.bytes.tolist() for record in records] == expected
 
 
+@pytest.mark.law(sample=6)
 @pytest.mark.parametrize(
     "options", [{}, {"sample": 30}, {"sample": 30, "normalize": "conditional"}]
 )

@@ -89,7 +89,7 @@ def test_strict_is_not_strict_bitwise(
     assert list(fed.ledger.records) == list(strict.ledger.records)
 
 
-@pytest.mark.law(sample=6)
+@pytest.mark.law(sample=24)
 @pytest.mark.parametrize("name", METHODS)
 def test_ledger_does_not_depend_on_blocks(
     make_graph: Callable[..., Graph], cut_block: Callable[..., Built], name: str

@@ -137,6 +137,7 @@ def _fails(cut: Any, key: Key) -> bool:
     return False
 
 
+@pytest.mark.law(sample=6)
 @pytest.mark.parametrize("kernels", ["torch", "compiled"])
 def test_both_tiers_and_a_resumed_run(
     make_graph: MakeGraph, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kernels: str

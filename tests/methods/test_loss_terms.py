@@ -73,6 +73,7 @@ def proto() -> Any:
     return runpy.run_path(str(PROTO))
 
 
+@pytest.mark.law(sample=6)
 @pytest.mark.parametrize("more", [{}, {"batch_size": 5}, {"collect": 0.5}, {"participation": 0.7}])
 def test_without_weight_fedproto_is_local(
     make_graph: MakeGraph, proto: Any, more: dict[str, Any]
@@ -129,7 +130,7 @@ def test_fedproto_learns_and_differs(make_graph: MakeGraph, proto: Any) -> None:
     assert losses[1][-1] < losses[1][1]
 
 
-@pytest.mark.law(sample=3)
+@pytest.mark.law(sample=6)
 @pytest.mark.parametrize(
     "more", [{}, {"batch_size": 5}, {"fanout": "2,2"}, {"collect": 0.5}, {"model": "appnp"}]
 )

@@ -158,7 +158,7 @@ def test_a_block_of_many_is_many_blocks_of_one(
             torch.testing.assert_close(ours, theirs, rtol=0, atol=TOLERANCE)
 
 
-@pytest.mark.law(sample=6)
+@pytest.mark.law(sample=24)
 @crossed(
     {"layer": MODELS_WITH_SKIPS, "keep": (True, False)},
     quick=[*((layer, True) for layer in MODELS_WITH_SKIPS), (("gcn", False), False)],
@@ -179,7 +179,7 @@ def test_every_layer_trains_the_same_in_blocks(
 
 
 # Global training has laws of its own: tests/methods/test_label_guided.py.
-@pytest.mark.law(sample=12)
+@pytest.mark.law(sample=24)
 @pytest.mark.parametrize("name", [name for name, m in METHODS.items() if not m.evaluate.crosses])
 @pytest.mark.parametrize("conv", ["gin", "gat", "appnp"])
 def test_every_method_trains_every_kind_of_layer(
@@ -192,6 +192,7 @@ def test_every_method_trains_every_kind_of_layer(
         assert_same(train(method, cfg, built, 5), train(method, cfg, built, 1))
 
 
+@pytest.mark.law(sample=6)
 @pytest.mark.parametrize("adam", [True, False])
 def test_server_steps_train_the_same_in_blocks(
     make_graph: Callable[..., Graph], cut_block: Callable[..., Built], adam: bool
@@ -206,6 +207,7 @@ def with_server(cfg: MethodConfig, chosen: ServerOptimizer, options: Any) -> Met
     return replace(cfg, server_optimizer=chosen.name, server_step=chosen.step(options))
 
 
+@pytest.mark.law(sample=24)
 @pytest.mark.parametrize("name", [name for name, m in METHODS.items() if m.server_step])
 def test_half_a_server_step_leads_half_the_way(
     make_graph: Callable[..., Graph], cut_block: Callable[..., Built], name: str
@@ -234,6 +236,7 @@ def test_half_a_server_step_leads_half_the_way(
     assert moved > 0
 
 
+@pytest.mark.law(sample=6)
 @pytest.mark.parametrize("multilabel", [False, True])
 @pytest.mark.parametrize("name", ["fedavg", "local"])
 def test_missing_labels_and_clients_without_them(
@@ -389,6 +392,7 @@ def test_fedavg_is_the_loop_over_clients(
         )
 
 
+@pytest.mark.law(sample=24)
 @pytest.mark.parametrize("name", METHODS)
 def test_ops_leave_their_input_untouched(
     make_graph: Callable[..., Graph], cut_block: Callable[..., Built], name: str

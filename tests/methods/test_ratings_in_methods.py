@@ -53,7 +53,7 @@ def options_of(method: str, **changed: Any) -> dict[str, Any]:
     return {**OPTIONS, **sgd, "method": method, **changed}
 
 
-@pytest.mark.law(sample=6)
+@pytest.mark.law(sample=24)
 @pytest.mark.parametrize("model", ["rating_gcn", "rating_gat"])
 @pytest.mark.parametrize("method", ["fedavg", "fedprox", "fedper", "local"])
 def test_methods_beat_the_mean(method: str, model: str) -> None:
@@ -116,7 +116,7 @@ def test_tables_ids_and_ratings_never_leave(
             assert not said & {*block.row_key.tolist()}
 
 
-@pytest.mark.law(sample=6)
+@pytest.mark.law(sample=24)
 @pytest.mark.parametrize("method", ["fedavg", "local"])
 @pytest.mark.parametrize("every", [1, 2])
 def test_a_run_that_died_resumes_to_the_bit(
@@ -132,6 +132,7 @@ def test_a_run_that_died_resumes_to_the_bit(
     assert files_of(out) == files_of(tmp_path / "whole")
 
 
+@pytest.mark.law(sample=6)
 @pytest.mark.parametrize("method", ["fedavg", "fedper", "local"])
 def test_a_session_of_silos_is_the_simulation(method: str) -> None:
     given = options_of(method)

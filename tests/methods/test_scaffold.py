@@ -108,6 +108,7 @@ def test_scaffold_is_the_loop_over_clients(
         torch.testing.assert_close(variates(fed)[k], ours, rtol=0, atol=1e-10)
 
 
+@pytest.mark.law(sample=24)
 @pytest.mark.parametrize(
     "schedule", [Schedule(2), Schedule(2, batch_size=3, neighbors=Fanout((2, 2)))]
 )
@@ -242,7 +243,7 @@ def test_bytes_are_the_closed_form(
     assert fed.ledger.bytes_by_kind["control"] == 5 * (2 * start + nodes)
 
 
-@pytest.mark.law(sample=3)
+@pytest.mark.law(sample=24)
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("factor", ["1e-5", "1e-9", "1e-30", "1e-310"])
 def test_variates_outlive_a_rate_that_vanishes(

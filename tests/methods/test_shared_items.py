@@ -320,6 +320,7 @@ def test_a_session_of_silos_is_the_simulation() -> None:
     assert lines(ours.ledger.records) == lines(theirs.ledger.records)
 
 
+@pytest.mark.law(sample=6)
 @pytest.mark.parametrize(
     ("share", "line"),
     [

@@ -303,6 +303,7 @@ def test_a_broadcast_costs_all_rows_at_every_silo(make_graph: Callable[..., Grap
         assert [record.bytes.tolist() for record in records] == expected
 
 
+@pytest.mark.law(sample=6)
 @pytest.mark.parametrize(("name", "options"), [("bns", {"rate": 0.3}), ("cagnet", {})])
 def test_a_run_resumes_its_bits_and_leaves_nothing_of_a_pass(
     make_graph: Callable[..., Graph],

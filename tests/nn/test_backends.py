@@ -155,7 +155,7 @@ def assert_equal(case: Case, tolerance: float = TOLERANCE) -> None:
         assert torch.equal(our_work.part(kind).flops, their_work.part(kind).flops)
 
 
-@pytest.mark.law(sample=3)
+@pytest.mark.law(sample=6)
 @pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize("sparse", [True, False])
 @pytest.mark.parametrize("conv", COMPILED_MODELS)
@@ -166,6 +166,7 @@ def test_layers_and_schedules(
     assert_equal(case_of(make_graph, cut_block, **changes))
 
 
+@pytest.mark.law(sample=6)
 @pytest.mark.parametrize("layers", [1, 3])
 @pytest.mark.parametrize("conv", COMPILED_MODELS)
 def test_depth(make_graph: MakeGraph, cut_block: CutBlock, conv: str, layers: int) -> None:
@@ -174,7 +175,7 @@ def test_depth(make_graph: MakeGraph, cut_block: CutBlock, conv: str, layers: in
         assert_equal(case_of(make_graph, cut_block, **changes))
 
 
-@pytest.mark.law(sample=3)
+@pytest.mark.law(sample=6)
 @pytest.mark.parametrize("head", ["conv", "linear"])
 @pytest.mark.parametrize("conv", ["gcn", "sage"])
 def test_widths_and_heads(make_graph: MakeGraph, cut_block: CutBlock, conv: str, head: str) -> None:
@@ -240,7 +241,7 @@ def test_optimizers_and_starts(
             assert_equal(replace(case, start=weights, memory=whole_memory(after.memory)))
 
 
-@pytest.mark.law(sample=6)
+@pytest.mark.law(sample=24)
 @pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize("sparse", [True, False])
 @pytest.mark.parametrize("conv", COMPILED_MODELS)
@@ -319,6 +320,7 @@ def test_nobody_has_training_nodes(
     assert not bool(meter.flops.any())
 
 
+@pytest.mark.law(sample=6)
 @pytest.mark.parametrize("threads", [1, 2, 3])
 def test_clients_of_a_block_have_the_bits_of_blocks_of_one(
     make_graph: MakeGraph, cut_block: CutBlock, threads: int
@@ -342,6 +344,7 @@ def test_float32_is_near(make_graph: MakeGraph, cut_block: CutBlock, conv: str) 
     assert torch.equal(ours.argmax(1), theirs.argmax(1))
 
 
+@pytest.mark.law(sample=6)
 @pytest.mark.parametrize("sparse", [True, False])
 @pytest.mark.parametrize("conv", COMPILED_MODELS)
 def test_predictions(make_graph: MakeGraph, cut_block: CutBlock, conv: str, sparse: bool) -> None:
@@ -377,6 +380,7 @@ def test_dropout_of_features(
         assert not torch.allclose(case.run("torch")[0].logits, whole_x.run("torch")[0].logits)
 
 
+@pytest.mark.law(sample=6)
 @pytest.mark.parametrize("keep", [False, True])
 @pytest.mark.parametrize("optimizer", FIRST)
 @pytest.mark.parametrize("layers", [1, 3])
@@ -491,6 +495,7 @@ class Zero:
         return grads
 
 
+@pytest.mark.law(sample=6)
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_weights_that_are_left_out_are_where_training_takes_them(
     make_graph: MakeGraph, cut_block: CutBlock, schedule: str
@@ -522,6 +527,7 @@ def test_training_changes_nothing_that_it_was_given(
             np.testing.assert_array_equal(w.numpy(), before[name].numpy())
 
 
+@pytest.mark.law(sample=6)
 @pytest.mark.parametrize("sparse", [True, False])
 def test_what_was_worked_out_for_one_model_and_schedule_is_not_used_for_another(
     make_graph: MakeGraph, cut_block: CutBlock, sparse: bool

@@ -116,6 +116,7 @@ def test_gradients_equal_pyg(make_graph: MakeGraph, name: str) -> None:
         close(left, right)
 
 
+@pytest.mark.law(sample=6)
 @EVERY_CONV
 @BOTH_FEATURES
 def test_stacked_weights_are_shared_weights_client_by_client(

@@ -160,6 +160,7 @@ def test_along_the_reversed_graph_is_against_the_graph(conv: str) -> None:
     assert torch.equal(*outputs)
 
 
+@pytest.mark.law(sample=6)
 @pytest.mark.parametrize("conv", SUMS)
 @pytest.mark.parametrize("weighted", [False, True])
 def test_a_symmetric_graph_has_no_direction(conv: str, weighted: bool) -> None:
@@ -181,6 +182,7 @@ def test_a_symmetric_graph_has_no_direction(conv: str, weighted: bool) -> None:
         assert all(torch.equal(own[name], w) for name, w in weights.items())
 
 
+@pytest.mark.law(sample=6)
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("conv", SUMS)
 def test_batches_with_all_neighbors_are_the_whole_pass(conv: str, way: str) -> None:
@@ -197,6 +199,7 @@ def test_batches_with_all_neighbors_are_the_whole_pass(conv: str, way: str) -> N
         assert torch.allclose(out, model.forward(weights, block)[seeds], atol=1e-12, rtol=0)
 
 
+@pytest.mark.law(sample=6)
 @pytest.mark.parametrize("way", ["along", "against"])
 def test_drawn_neighbors_are_unbiased_in_each_direction(way: str) -> None:
     """The mean over many draws of a plain sum nears the sum over all neighbors."""

@@ -153,6 +153,7 @@ def test_drawn_edges_keep_their_weights(name: str) -> None:
         assert bool(((many.mean(0) - whole_pass).abs() <= 5 * error + 1e-12).all())
 
 
+@pytest.mark.law(sample=6)
 @pytest.mark.parametrize("name", ["gcn", "graphconv"])
 @pytest.mark.parametrize("more", [{}, {"batch_size": 4}, {"batch_size": 4, "fanout": "2,2"}])
 def test_both_backends_agree(name: str, more: dict[str, Any]) -> None:

@@ -34,6 +34,7 @@ def counted() -> None:
     STATISTICS.memsys_enable_stats()
 
 
+@pytest.mark.law(sample=6)
 @pytest.mark.parametrize("options", KINDS.values(), ids=KINDS)
 def test_training_leaves_no_references(make_graph: MakeGraph, options: dict[str, Any]) -> None:
     before = references()

@@ -70,6 +70,7 @@ def test_python_cannot_call_what_kernels_copy() -> None:
 SIZES = (0, 1, 2, 5)
 
 
+@pytest.mark.law(sample=6)
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_products_have_the_bits_of_numpy_dot_in_kernels(dtype: Any) -> None:
     """Of vectors, matrices and empty ones, each of both factors in rows or in columns."""
@@ -152,7 +153,7 @@ def tables(
     return data.rows, shape, arrays.scratch(data.rows, data.inputs, shape, clients, dtype, 1, 1)
 
 
-@settings(LAW, max_examples=60)
+@settings(LAW, max_examples=30)
 @given(key=WORD, width=st.integers(1, 13), drop=st.sampled_from(DROPS))
 def test_drop_is_keep(
     make_graph: MakeGraph, cut_block: CutBlock, key: int, width: int, drop: float
@@ -168,7 +169,7 @@ def test_drop_is_keep(
     np.testing.assert_array_equal(h, expected)
 
 
-@settings(LAW, max_examples=60)
+@settings(LAW, max_examples=30)
 @given(key=WORD, size=st.integers(1, 30))
 def test_shuffled_is_the_order_of_batches(
     make_graph: MakeGraph, cut_block: CutBlock, key: int, size: int
@@ -206,7 +207,7 @@ def edges_by_torch(
     return found
 
 
-@settings(LAW, max_examples=60)
+@settings(LAW, max_examples=30)
 @given(
     key=WORD,
     client=st.integers(0, 2),

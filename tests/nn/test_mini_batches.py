@@ -101,7 +101,7 @@ def drawn_sets(
         yield tuple(neighbor[order].tolist()), share[order]
 
 
-@pytest.mark.law(sample=6)
+@pytest.mark.law(sample=24)
 @pytest.mark.parametrize("fanout", [1, 2, 3, 4])
 def test_the_sum_over_drawn_neighbors_is_unbiased(make_graph: MakeGraph, fanout: int) -> None:
     block = star_like(make_graph)
@@ -126,6 +126,7 @@ def drawn_passes(block: ClientBlock, conv: Conv) -> dict[tuple[int, ...], Pass]:
     return found
 
 
+@pytest.mark.law(sample=6)
 @pytest.mark.parametrize("name", sorted(set(CONVS) - {"gin"}))
 def test_a_layer_over_drawn_neighbors_is_unbiased(make_graph: MakeGraph, name: str) -> None:
     """The mean over the drawn sets of a layer without ReLU, own features and bias included.
@@ -292,6 +293,7 @@ def assert_close(ours: Params, theirs: Params) -> None:
         torch.testing.assert_close(ours[name], w, rtol=0, atol=TOLERANCE, msg=name)
 
 
+@pytest.mark.law(sample=6)
 @TIERS_OF_MODELS
 @pytest.mark.parametrize("sparse", [True, False])
 def test_one_batch_with_all_neighbors_is_full_batch(
@@ -311,6 +313,7 @@ def test_one_batch_with_all_neighbors_is_full_batch(
         torch.testing.assert_close(found.loss, full.loss, rtol=0, atol=TOLERANCE)
 
 
+@pytest.mark.law(sample=6)
 @TIERS_OF_MODELS
 def test_fanout_from_the_largest_degree_on_draws_nothing(
     make_graph: MakeGraph, cut_block: CutBlock, conv: str, kernels: str

@@ -42,6 +42,7 @@ def dense_x(block: ClientBlock) -> Tensor:
     return block.x.csr.tensor.to_dense() if isinstance(block.x, SparseRows) else block.x
 
 
+@pytest.mark.law(sample=6)
 @SKIPS
 @pytest.mark.parametrize("sparse", [False, True])
 @pytest.mark.parametrize("layers", [1, 4])
@@ -156,6 +157,7 @@ def test_a_dropout_of_0_draws_nothing(
     assert torch.equal(model.forward(weights, block, Key.of(0)), model.forward(weights, block))
 
 
+@pytest.mark.law(sample=6)
 @EVERY_CONV
 @pytest.mark.parametrize("sparse", [False, True])
 def test_stacked_forward_does_not_depend_on_the_grouping(
@@ -200,6 +202,7 @@ def test_dropout_masks_do_not_depend_on_the_grouping(
     assert not torch.equal(dropped(ones, DROP, block.row_key, key.fold(1)), whole)
 
 
+@pytest.mark.law(sample=6)
 @pytest.mark.parametrize("drop", [0.1, 0.5, 0.9])
 def test_dropout_is_unbiased(drop: float) -> None:
     rows, draws = torch.arange(20), 4000

@@ -91,6 +91,7 @@ def clone(params: Params) -> Params:
     return {name: value.clone() for name, value in params.items()}
 
 
+@pytest.mark.law(sample=6)
 @EVERY_CASE
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 def test_a_step_for_all_is_torchs_step_for_each(case: str, dtype: torch.dtype) -> None:
@@ -107,6 +108,7 @@ def test_a_step_for_all_is_torchs_step_for_each(case: str, dtype: torch.dtype) -
     clients.check(weights)
 
 
+@pytest.mark.law(sample=6)
 @EVERY_CASE
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 def test_clients_may_have_taken_different_numbers_of_steps(case: str, dtype: torch.dtype) -> None:

@@ -52,6 +52,7 @@ def fitted(name: str, training: Training, block: ClientBlock) -> tuple[Fitted, f
     return found, float(meter.flops.sum())
 
 
+@pytest.mark.law(sample=24)
 @pytest.mark.parametrize("layers", [1, 2, 3])
 @pytest.mark.parametrize("dropout", [0.0, 0.4])
 @pytest.mark.parametrize("optimizer", [SGD(0.2, momentum=0.5), ADAM], ids=["sgd", "adam"])

@@ -114,6 +114,7 @@ def pearson(a: dict[int, float], b: dict[int, float]) -> float:
     return (1 + float(np.corrcoef(one, other)[0, 1])) / 2
 
 
+@pytest.mark.law(sample=6)
 @pytest.mark.parametrize("terms", ["biases", "mean"])
 @pytest.mark.parametrize("social", KINDS)
 def test_training_is_the_papers_sums_by_loops(social: Social, terms: Any) -> None:

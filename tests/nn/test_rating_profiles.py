@@ -170,6 +170,7 @@ def test_a_block_of_several_clients_is_refused() -> None:
         MODEL.forward(weights_drawn(), block_of(2))
 
 
+@pytest.mark.law(sample=24)
 @pytest.mark.parametrize("method", ["fedavg", "local", "scaffold", "fedper", "centralized"])
 def test_methods_train_it_and_only_weights_travel(method: str) -> None:
     own = {"optimizer": "sgd"} if method == "scaffold" else {}

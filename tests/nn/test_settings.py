@@ -34,6 +34,7 @@ def gradients(loss: Tensor, weights: Params) -> list[Tensor]:
     return list(torch.autograd.grad(loss, list(weights.values())))
 
 
+@pytest.mark.law(sample=6)
 @pytest.mark.parametrize("stacked", [False, True])
 @pytest.mark.parametrize("sparse", [False, True])
 @pytest.mark.parametrize("conv", sorted(MODELS))

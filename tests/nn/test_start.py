@@ -92,6 +92,7 @@ def assert_same(ours: Fitted, theirs: Fitted) -> None:
     assert torch.equal(ours.steps, theirs.steps)
 
 
+@pytest.mark.law(sample=6)
 @pytest.mark.parametrize("name", CASES)
 def test_bases_are_whole_slices(make_graph: MakeGraph, cut_block: CutBlock, name: str) -> None:
     world = World(make_graph, cut_block, **CASES[name])
@@ -105,6 +106,7 @@ def test_bases_are_whole_slices(make_graph: MakeGraph, cut_block: CutBlock, name
     assert all(torch.equal(t, before[n]) for n, t in world.bases.items())
 
 
+@pytest.mark.law(sample=6)
 @pytest.mark.parametrize("name", ["plain", "dense", "sage", "drawn", "kept", "pulled"])
 def test_own_last_stages_are_whole_slices(
     make_graph: MakeGraph, cut_block: CutBlock, name: str
@@ -123,6 +125,7 @@ def test_own_last_stages_are_whole_slices(
         assert all(torch.equal(dense(w), dense(again.weights[n])) for n, w in found.weights.items())
 
 
+@pytest.mark.law(sample=6)
 @pytest.mark.parametrize("used", [True, False], ids=["used rows", "other rows"])
 @pytest.mark.parametrize("name", ["plain", "dense", "sage", "drawn", "kept"])
 def test_own_rows_are_whole_slices(

@@ -110,6 +110,7 @@ def log_p_by_hand(
     return sum(each, torch.zeros(())), candidates
 
 
+@pytest.mark.law(sample=24)
 @pytest.mark.parametrize("sparse", [True, False])
 @pytest.mark.parametrize("learns_z", [True, False])
 def test_the_balance_of_every_choice_by_hand(
@@ -313,7 +314,7 @@ def test_choices_are_plackett_luce(make_graph: MakeGraph) -> None:
     state["last"] = replace(state["last"], t=20 * state["last"].t)
     # So that p is .2 to .9: where all are small, draws by p and by odds would be the same.
     state["last_bias"] = replace(state["last_bias"], t=state["last_bias"].t - 10)
-    w, draws = weights_of_network(block, state), 3000
+    w, draws = weights_of_network(block, state), 1000
     chance = [
         float(torch.exp(log_p_by_hand(block, {0: 0}, {v}, 0, w)[0].detach())) for v in range(1, 6)
     ]
@@ -344,6 +345,7 @@ def test_k_of_each_client() -> None:
     torch.testing.assert_close(found, torch.stack([t.double() for t in by_hand]))
 
 
+@pytest.mark.law(sample=6)
 @pytest.mark.parametrize("conv", ["gcn", "sage", "gin", "gat"])
 def test_choosing_all_is_no_sampler(make_graph: MakeGraph, cut_block: CutBlock, conv: str) -> None:
     """Full degrees, k as large as there are candidates: the weights after steps, 1e-10."""
@@ -389,7 +391,7 @@ OWN = {"neighbors.k": 2, "neighbors.width": 6}
 BASES = ["local", "gcflplus", "fedopt", "fedper", "fedpub", "fedprox", "fedavg"]
 
 
-@pytest.mark.law(sample=3)
+@pytest.mark.law(sample=6)
 @pytest.mark.parametrize("name", BASES)
 def test_bytes_are_those_of_the_base(make_graph: MakeGraph, name: str) -> None:
     """Record by record: of the flow network two figures travel, with each reply of training."""
@@ -476,6 +478,7 @@ def first_network(graph: Graph, method: str, options: dict[str, Any]) -> dict[st
     return {f"{name}/t": t for name, t in tensors_under("neighbors", state).items()}
 
 
+@pytest.mark.law(sample=24)
 @pytest.mark.parametrize(
     ("method", "kernels", "log_z"),
     [
@@ -536,6 +539,7 @@ def dropped(own: Mapping[str, Any]) -> dict[str, Any]:
     return {n: v for n, v in own.items() if n not in only_trained}
 
 
+@pytest.mark.law(sample=6)
 @pytest.mark.parametrize("policy", ["untrained", "uniform"])
 def test_the_controls_differ_from_the_trained_sampler(make_graph: MakeGraph, policy: str) -> None:
     graph = make_graph(60)
@@ -549,7 +553,7 @@ def test_the_controls_differ_from_the_trained_sampler(make_graph: MakeGraph, pol
     assert same_bits(weights_of(again), weights_of(control))
 
 
-@pytest.mark.law(sample=3)
+@pytest.mark.law(sample=24)
 @pytest.mark.parametrize(
     "changes",
     [

@@ -81,6 +81,7 @@ def model_of(graph: Graph, conv: str, layers: int = 2, drop: float = 0.3, **more
     return Model(conv, graph.num_features, 6, graph.num_classes, layers, drop, graph.task, **more)
 
 
+@pytest.mark.law(sample=24)
 @pytest.mark.parametrize("conv", ["gcn", "graphconv", "sage"])
 @pytest.mark.parametrize("sampled", [True, False])
 @pytest.mark.parametrize("sparse", [True, False])
@@ -93,6 +94,7 @@ def test_both_backends_agree(
     agree(block, model_of(graph, conv), replace(FLOW, sampled_degrees=sampled))
 
 
+@pytest.mark.law(sample=6)
 @pytest.mark.parametrize(
     ("sampler", "how"),
     [
@@ -118,6 +120,7 @@ def test_they_agree_however_clients_choose_and_train(
     agree(block, model_of(graph, "gcn"), replace(FLOW, **sampler), **how)
 
 
+@pytest.mark.law(sample=24)
 @pytest.mark.parametrize(
     ("model", "sampler"),
     [
@@ -208,6 +211,7 @@ RUN: dict[str, Any] = {"rounds": 3, "batch_size": 4, "neighbors": "fedgrains"}
 WITH_MASKS = pytest.param("fedpub", marks=pytest.mark.slow)
 
 
+@pytest.mark.law(sample=24)
 @pytest.mark.parametrize("method", ["local", "fedavg", "fedprox", "fedper", "gcflplus", WITH_MASKS])
 def test_runs_agree(make_graph: MakeGraph, method: str) -> None:
     """Scores, the ledger and what each method makes of it; masks of FED-PUB, too."""

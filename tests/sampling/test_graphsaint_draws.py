@@ -161,7 +161,7 @@ def test_a_walk_of_one_step_has_a_closed_form(tiny: Blocks) -> None:
     np.testing.assert_allclose(single.numpy(), expected, rtol=0, atol=1e-12)
 
 
-@pytest.mark.law(sample=3)
+@pytest.mark.law(sample=6)
 @pytest.mark.parametrize(
     "how", [How("node"), How("edge"), How("walk", budget=1), How("walk", 2, 1)], ids=str
 )
@@ -245,7 +245,7 @@ def drawn(tiny: Blocks, cfg: Config) -> tuple[InProcess, Key]:
     return fed, key
 
 
-@pytest.mark.law(sample=3)
+@pytest.mark.law(sample=6)
 @pytest.mark.parametrize("how", [How("node", 3), How("edge"), How("walk", 2, 1)], ids=str)
 @pytest.mark.parametrize("conv", ["gcn", "graphconv", "sage"])  # linear in the sum
 def test_sums_of_a_drawn_node_are_unbiased(tiny: Blocks, conv: str, how: Any) -> None:
@@ -269,6 +269,7 @@ def test_sums_of_a_drawn_node_are_unbiased(tiny: Blocks, conv: str, how: Any) ->
     torch.testing.assert_close((total / seen)[can], expected[can], rtol=0, atol=1e-12)
 
 
+@pytest.mark.law(sample=6)
 @pytest.mark.parametrize("how", [How("node", 3), How("walk", 2, 1)], ids=str)
 def test_the_loss_and_its_gradient_are_unbiased(tiny: Blocks, how: Any) -> None:
     """Of a model whose rows do not hear each other, any depth: there the loss alone is drawn."""
@@ -333,6 +334,7 @@ def test_counts_converge_to_the_probabilities(tiny: Blocks, sampler: Sampler) ->
         assert bool((apart <= 5 * spread + 2 / number).all())
 
 
+@pytest.mark.law(sample=6)
 @pytest.mark.parametrize("how", [How("node"), How("edge", 1), How("walk", 1, 1)], ids=str)
 def test_weights_from_few_subgraphs_have_the_expectation_that_is_stated(
     tiny: Blocks, how: Any

@@ -164,7 +164,7 @@ def test_certain_nodes_and_no_draws() -> None:
     assert inclusion_probability(torch.tensor([0.5]).double(), none[:1]).tolist() == [0.0]
 
 
-@pytest.mark.law(sample=3)
+@pytest.mark.law(sample=6)
 @pytest.mark.parametrize("conv", ["gcn", "graphconv", "sage"])  # linear in the sum
 def test_sums_of_drawn_senders_are_unbiased_where_all_rows_are_evaluated(
     small: Blocks, conv: str
@@ -207,7 +207,7 @@ def test_drawn_rows_are_unbiased_given_that_they_are_drawn(
     assert (gap < 1e-10) == unbiased
 
 
-@pytest.mark.law(sample=3)
+@pytest.mark.law(sample=24)
 @pytest.mark.parametrize(
     "options",
     [Options("paper", "all"), Options("conditional", "drawn"), Options("conditional", "all")],
@@ -337,6 +337,7 @@ def dense_loss(
     return (losses / p[train]).sum() / block.split.train.sum()
 
 
+@pytest.mark.law(sample=6)
 @pytest.mark.parametrize("normalize", ["paper", "conditional", "none"])
 @pytest.mark.parametrize("block_size", [1, 3])
 def test_the_way_back_is_autograd_of_the_drawn_loss(

@@ -56,6 +56,7 @@ CASES: dict[str, tuple[Neighbors, list[int]]] = {
 }
 
 
+@pytest.mark.law(sample=24)
 @pytest.mark.parametrize("name", CASES)
 def test_the_expected_sum_by_enumeration(make_graph: MakeGraph, name: str) -> None:
     """Every pair of draws comes under some key; weighed by q(u) q(v) they give the full sum."""

@@ -178,6 +178,7 @@ def test_every_registered_sampler_is_in_the_tables() -> None:
     assert all(name == sampler.name for name, sampler in NEIGHBORS.items())
 
 
+@pytest.mark.law(sample=24)
 @pytest.mark.parametrize("name", ENUMERATED)
 def test_the_expected_sum_by_enumeration(make_graph: MakeGraph, name: str) -> None:
     block = star_like(make_graph)
@@ -300,7 +301,7 @@ def shift_of(model: Model, clients: int) -> Shift:
     return Shift({k: scale.view(-1, *[1] * w.dim()) * w for k, w in weights.items()})
 
 
-@pytest.mark.law(sample=4)
+@pytest.mark.law(sample=24)
 @crossed(
     {
         "corrected": ("plain", "proximal", "shift"),
@@ -360,6 +361,7 @@ def test_a_client_without_training_nodes_takes_no_step(
     assert found.neighbors["keep"].t[1] == 0.8
 
 
+@pytest.mark.law(sample=6)
 @pytest.mark.parametrize(
     "sampler",
     [
@@ -410,7 +412,7 @@ def test_what_a_sampler_keeps_is_declared() -> None:
 RUN: dict[str, Any] = {"rounds": 4, "batch_size": 3, "local_epochs": 2, "participation": 0.6}
 
 
-@pytest.mark.law(sample=3)
+@pytest.mark.law(sample=24)
 @pytest.mark.parametrize("name", ["bernoulli", "fastgcn", "fedgrains", "ladies", "tempered"])
 def test_a_run_goes_on_from_where_it_was(
     make_graph: MakeGraph, tmp_path: Any, name: str, monkeypatch: pytest.MonkeyPatch

@@ -88,7 +88,7 @@ def spent(result: Result, t: int | None = None) -> int:
     )
 
 
-@pytest.mark.law(sample=3)
+@pytest.mark.law(sample=24)
 @pytest.mark.parametrize("selector", ["uniform", "ucb"])
 @pytest.mark.parametrize("method", DECLARED)
 def test_what_a_round_costs_is_known_before_it(
@@ -136,7 +136,7 @@ def asked(selector: str, **limits: Any) -> dict[str, Any]:
     return {"selector": selector, "rounds": 30, "eval_every": 5, "options": options, **rest}
 
 
-@pytest.mark.law(sample=3)
+@pytest.mark.law(sample=6)
 @pytest.mark.parametrize("selector", BUDGETED)
 def test_a_run_keeps_its_budget(make_graph: MakeGraph, selector: str) -> None:
     free = go(make_graph(), **asked(selector) | {"rounds": 1})

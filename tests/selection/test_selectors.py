@@ -141,7 +141,7 @@ def test_all_is_a_run_without_a_selector(make_graph: MakeGraph) -> None:
     assert rows_of(one) == rows_of(other)
 
 
-@pytest.mark.law(sample=3)
+@pytest.mark.law(sample=6)
 @pytest.mark.parametrize("method", ["fedavg", "fedopt", "fedprox", "scaffold", "local"])
 def test_killed_and_resumed_it_chooses_the_same(
     make_graph: MakeGraph, tmp_path: Path, method: str

@@ -14,7 +14,16 @@ from crossed import crossed
 from mistakes import raises_code
 from rating_graphs import rating_graph
 from remote_runs import finish, lines, remote, setup_of
-from runs import go, rows_of, run_round, run_until, same_bits, weights_of, with_values
+from runs import (
+    go,
+    little_work,
+    rows_of,
+    run_round,
+    run_until,
+    same_bits,
+    weights_of,
+    with_values,
+)
 from silograph.core.errors import ConfigError, OpError, ProtocolError, TrainingError
 from silograph.core.resolved_config import training_key
 from silograph.experiment.run.run import _make_selection, first_snapshot
@@ -60,6 +69,7 @@ def asked(selector: str, **own: Any) -> dict[str, Any]:
     return found | {"options": OPTIONS.get(selector, {})} | own
 
 
+@pytest.mark.law(sample=24)
 @crossed(
     {"method": LOCAL, "selector": list(SELECTORS)},
     quick=[(m, s) for m in LOCAL for s in SELECTORS if m == "fedopt" or s == "ucb"],
@@ -72,6 +82,7 @@ def test_killed_and_resumed_or_over_a_session_it_is_the_same(
     selector: str,
 ) -> None:
     graph, own = make_graph(), asked(selector)
+    own["options"] = own["options"] | little_work(method).get("options", {})
     if method == "local" and selector not in ("uniform", "all", "round_robin"):
         with raises_code(ConfigError, "conflicting-options", options=["method", "selector"]):
             go(graph, method=method, **own)
@@ -95,7 +106,7 @@ def test_killed_and_resumed_or_over_a_session_it_is_the_same(
     assert same_bits(weights_of(whole), weights_of(far))
 
 
-@pytest.mark.law(sample=3)
+@pytest.mark.law(sample=6)
 @pytest.mark.parametrize("selector", SELECTORS)
 def test_nothing_depends_on_when_rounds_are_scored(make_graph: MakeGraph, selector: str) -> None:
     one, other = (

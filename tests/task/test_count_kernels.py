@@ -87,6 +87,7 @@ def test_counts_are_those_of_torch(seed: int, task: LabelForm, classes: int, row
     assert_equal(drawn_rows(seed, task, classes, rows, []))
 
 
+@pytest.mark.law(sample=6)
 @TASKS
 @pytest.mark.parametrize("odd", [[1e4, -1e4], [1e300, -1e300], [60.0, -60.0], [1e-320, 0.0, -0.0]])
 def test_extreme_logits_are_counted_as_torch_does(task: LabelForm, odd: list[float]) -> None:
@@ -114,6 +115,7 @@ def test_losses_of_infinite_logits_are_no_better_than_with_torch(
             torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-10)
 
 
+@pytest.mark.law(sample=6)
 @TASKS
 @pytest.mark.parametrize("odd", [[NAN], [NAN, INF, -INF]])
 def test_a_model_that_diverged_is_counted_as_torch_does(task: LabelForm, odd: list[float]) -> None:

@@ -227,6 +227,7 @@ def groupings(rows: int) -> list[tuple[Tensor, int]]:
     ]
 
 
+@pytest.mark.law(sample=6)
 @TASKS
 @pytest.mark.parametrize("conv", ["gcn", "sage", "mlp"])
 @pytest.mark.parametrize("personal", [False, True], ids=["shared", "stacked"])

@@ -120,6 +120,7 @@ def orders_of(bins: np.ndarray) -> Iterator[np.ndarray]:
         yield ranks
 
 
+@pytest.mark.law(sample=6)
 @pytest.mark.parametrize("seed", range(12))
 def test_scores_of_ranks_are_scikit_learns_mean_over_the_orders_in_bins(seed: int) -> None:
     generator = np.random.default_rng(seed)
@@ -275,6 +276,7 @@ def test_a_metric_of_decisions_is_computed_only_where_it_is_asked_for() -> None:
     assert "average_precision" in by_target.metrics
 
 
+@pytest.mark.law(sample=6)
 @pytest.mark.parametrize("min_count", [0, 2])
 def test_a_session_has_the_scores_of_the_simulation(make_graph: MakeGraph, min_count: int) -> None:
     options: dict[str, Any] = {"metric": "ece", "rounds": 2, "evaluation_min_count": min_count}

@@ -273,7 +273,7 @@ def test_cuts_by_class_and_silos_folders_refuse_numbers(
 # --- runs -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.law(sample=3)
+@pytest.mark.law(sample=6)
 @pytest.mark.parametrize(
     "method",
     ["local", "fedavg", "fedopt", "fedprox", "scaffold", "centralized", "label_guided", "bns"],

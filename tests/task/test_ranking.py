@@ -160,6 +160,7 @@ def test_users_are_drawn_and_batches_change_nothing(monkeypatch: pytest.MonkeyPa
     assert torch.equal(some, ranking_counts(block, factors, 4.0))
 
 
+@pytest.mark.law(sample=6)
 @pytest.mark.parametrize("model", ["rating_gcn", "rating_gat", "rating_biases", "rating_profiles"])
 def test_factors_order_items_as_predictions_do(model: str) -> None:
     """A rating's prediction is the score of its pair and the level of its user."""
@@ -185,6 +186,7 @@ def test_factors_order_items_as_predictions_do(model: str) -> None:
     torch.testing.assert_close(said[pairs.row], predicted, rtol=0, atol=1e-10)
 
 
+@pytest.mark.law(sample=6)
 @pytest.mark.parametrize("method", ["fedavg", "local", "scaffold", "fedper"])
 def test_runs_rank_in_both_views_and_pick_their_round_by_it(method: str) -> None:
     own = {"optimizer": "sgd"} if method == "scaffold" else {}

@@ -145,6 +145,7 @@ def test_multilabel_scores_equal_scikit_learn_on_known_bits(
     assert got.loss == pytest.approx(float(loss), abs=CLOSE)
 
 
+@pytest.mark.law(sample=6)
 @TASKS
 @pytest.mark.parametrize("seed", range(3))
 def test_auc_is_exact_for_the_binned_scores(
@@ -205,6 +206,7 @@ def scored(task: LabelForm, kind: str, seed: int, n: int) -> JudgedRows:
     return JudgedRows(LOGITS[kind](noise, hint), y, val, group, 7, task)
 
 
+@pytest.mark.law(sample=6)
 @TASKS
 @pytest.mark.parametrize("kind", LOGITS)
 @pytest.mark.parametrize(("seed", "n"), [(0, 300), (1, 300), (2, 3000), (3, 30_000)])

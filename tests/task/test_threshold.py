@@ -63,6 +63,7 @@ def value(rule: str, truth: np.ndarray, decided_positive: np.ndarray) -> float:
     return float((decided_positive & truth).sum()) if false <= 0.1 * (~truth).sum() else -np.inf
 
 
+@pytest.mark.law(sample=6)
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("seed", range(5))
 def test_a_threshold_is_the_best_of_all_edges(rule: str, seed: int) -> None:
@@ -106,6 +107,7 @@ def test_other_rules_are_refused_in_one_line(text: str) -> None:
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.law(sample=6)
 @pytest.mark.parametrize("kernels", ["compiled", "torch"])
 @pytest.mark.parametrize("rule", RULES)
 def test_a_model_decides_as_its_run_has_counted(rule: str, kernels: Any, tmp_path: Path) -> None:

@@ -273,6 +273,7 @@ ALTERED: dict[str, tuple[str, Callable[[Path], Any]]] = {
 }
 
 
+@pytest.mark.law(sample=6)
 @pytest.mark.parametrize("change", ALTERED)
 def test_altered_tables_of_a_comparison_are_named(
     comparison: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, change: str

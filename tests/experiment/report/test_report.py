@@ -232,6 +232,7 @@ GIVEN: list[dict[str, Any]] = [
 ]
 
 
+@pytest.mark.law(sample=6)
 @pytest.mark.parametrize("given", GIVEN)
 def test_the_command_runs_the_same_again(
     make_graph: MakeGraph,
@@ -267,6 +268,7 @@ def test_a_graph_in_memory_runs_again_in_python(done: Result, out: Path) -> None
     assert f"sg.resume('{out}', graph=graph)" in codes
 
 
+@pytest.mark.law(sample=6)
 @pytest.mark.parametrize("method", ["local", "fedper", "fedavg"])
 def test_where_the_clients_models_are(make_graph: MakeGraph, out: Path, method: str) -> None:
     said = f"models of 4 clients: {out}/models"
@@ -328,6 +330,7 @@ def test_every_kind_of_run_has_a_page(make_graph: MakeGraph, out: Path, kind: st
         assert row["test_uncut_accuracy"] != ""
 
 
+@pytest.mark.law(sample=6)
 @pytest.mark.parametrize(("clients", "most"), [(300, 0.25), (1000, 0.6)])
 def test_many_clients_make_a_small_page(
     make_graph: MakeGraph, out: Path, clients: int, most: float
@@ -633,6 +636,7 @@ CUT_SHORT: dict[str, tuple[Callable[[Path], Any], str]] = {
 }
 
 
+@pytest.mark.law(sample=6)
 @pytest.mark.parametrize("kind", CUT_SHORT)
 def test_a_finished_run_keeps_its_page_where_a_table_lacks_its_end(
     done: Result, out: Path, kind: str
@@ -979,6 +983,7 @@ def test_what_is_alike_in_all_rounds_is_a_sentence_and_no_curve() -> None:
     assert drawn == ["age", "late"]
 
 
+@pytest.mark.law(sample=6)
 @pytest.mark.parametrize(
     "settings",
     [

@@ -189,7 +189,7 @@ def test_every_model_trains_is_saved_and_goes_on(
     assert files_of(tmp_path / "cut") == files_of(tmp_path / "whole")
 
 
-@pytest.mark.law(sample=6)
+@pytest.mark.law(sample=24)
 @pytest.mark.parametrize("conv", MODELS)
 def test_every_model_learns_a_planted_graph(make_graph: MakeGraph, conv: str) -> None:
     """Better than the largest class alone, with the defaults of `run`."""

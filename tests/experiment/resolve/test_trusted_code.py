@@ -88,6 +88,7 @@ def test_code_that_has_changed_is_not_imported(stopped: Path, mark: Path, capsys
     assert not mark.exists()
 
 
+@pytest.mark.law(sample=6)
 @pytest.mark.parametrize(
     "command",
     [

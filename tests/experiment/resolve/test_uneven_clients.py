@@ -12,6 +12,7 @@ from silograph.graph.graph import Graph
 SIZES = {"even": (20, 20, 20), "one large": (54, 3, 3)}
 
 
+@pytest.mark.law(sample=3)
 @pytest.mark.parametrize("sizes", SIZES)
 @pytest.mark.parametrize("average", ["clients", "nodes"])
 @pytest.mark.parametrize("method", ["fedais", "fedopt"])

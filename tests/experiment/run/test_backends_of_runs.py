@@ -48,7 +48,7 @@ def assert_same(ours: Result, theirs: Result) -> None:
     assert list(ours.ledger.records) == list(theirs.ledger.records)
 
 
-@pytest.mark.law(sample=24)
+@pytest.mark.law(sample=48)
 @SCHEDULE
 @pytest.mark.parametrize("keep", [True, False])
 @pytest.mark.parametrize("sparse", [True, False])
@@ -66,6 +66,7 @@ def test_tiers_give_the_same_model_and_the_same_ledger(
     assert ours.best_round == theirs.best_round
 
 
+@pytest.mark.law(sample=24)
 @pytest.mark.parametrize("model", ["sage", "mlp"])
 @SCHEDULE
 def test_tiers_agree_for_every_layer(make_graph: MakeGraph, model: str, schedule: str) -> None:
@@ -96,7 +97,7 @@ def test_block_size_changes_no_bit_of_a_compiled_run(
         assert_same(other, runs[0])
 
 
-@pytest.mark.law(sample=6)
+@pytest.mark.law(sample=24)
 @SCHEDULE
 @METHOD
 def test_threads_change_no_bit_of_a_compiled_run(
@@ -111,7 +112,7 @@ def test_threads_change_no_bit_of_a_compiled_run(
     assert torch.get_num_threads() == 1
 
 
-@pytest.mark.law(sample=3)
+@pytest.mark.law(sample=12)
 @pytest.mark.parametrize("kernels", ["compiled", "torch"])
 @pytest.mark.parametrize("method", ["fedopt", "local"])
 def test_an_interrupted_run_goes_on_to_the_same_bits(

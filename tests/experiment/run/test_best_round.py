@@ -29,7 +29,7 @@ def rows_of(result: Result) -> list[dict[str, Any]]:
     return [{k: v for k, v in row.items() if k not in costs} for row in result.rounds]
 
 
-@pytest.mark.law(sample=6)
+@pytest.mark.law(sample=24)
 @pytest.mark.parametrize("method", METHODS)
 def test_test_labels_decide_nothing(make_graph: MakeGraph, method: str) -> None:
     graph = make_graph(80)
@@ -107,7 +107,7 @@ def test_evaluating_less_often_trains_the_same(make_graph: MakeGraph, method: st
     assert rows_of(once) == rows_of(always)[-1:]
 
 
-@pytest.mark.law(sample=3)
+@pytest.mark.law(sample=6)
 @pytest.mark.parametrize("method", METHODS)
 def test_without_validation_nodes_the_last_round_counts(make_graph: MakeGraph, method: str) -> None:
     result = go(make_graph(), method=method, split=NO_VALIDATION, options=blind(method))

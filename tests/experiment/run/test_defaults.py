@@ -166,7 +166,7 @@ def test_what_a_method_trains_with_is_written_out(make_graph: MakeGraph, method:
     assert setup.method_config.schedule.epochs == epochs
 
 
-@pytest.mark.law(sample=6)
+@pytest.mark.law(sample=24)
 @pytest.mark.parametrize("method", METHODS)
 def test_what_was_written_out_makes_the_same_run(make_graph: MakeGraph, method: str) -> None:
     result = small(make_graph(), method=method)
@@ -177,6 +177,7 @@ def test_what_was_written_out_makes_the_same_run(make_graph: MakeGraph, method: 
     assert_same(result, sg.run(make_graph(), config=result.config))
 
 
+@pytest.mark.law(sample=6)
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("method", [name for name, m in METHODS.items() if not m.needs.plain_sgd])
 def test_the_learning_rate_follows_the_optimizer(
@@ -190,6 +191,7 @@ def test_the_learning_rate_follows_the_optimizer(
     assert setup.method_config.optimizer == optimizer_of(method, optimizer, rate)
 
 
+@pytest.mark.law(sample=6)
 @pytest.mark.parametrize("method", METHODS)
 def test_a_learning_rate_does_not_change_the_optimizer(make_graph: MakeGraph, method: str) -> None:
     config = planned(make_graph(), method=method, lr=0.125).config

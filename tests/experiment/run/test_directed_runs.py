@@ -136,6 +136,7 @@ def test_a_graph_without_directions_is_refused(make_graph: MakeGraph, work: Path
         on_silos("silos", directed="both")
 
 
+@pytest.mark.law(sample=24)
 @pytest.mark.parametrize("weighted", [True, False])
 @pytest.mark.parametrize(
     "options",
@@ -210,6 +211,7 @@ def test_silos_that_disagree_on_a_direction(graph: Graph, work: Path) -> None:
             sg.read_silo("silos/client_01")
 
 
+@pytest.mark.law(sample=6)
 @pytest.mark.parametrize("options", [{}, {"collect": 1.0, "model": "gat"}, {"batch_size": 4}])
 def test_blocks_of_any_size_have_the_same_bits(graph: Graph, options: dict[str, Any]) -> None:
     runs = [go(graph, rounds=2, directed="both", block_size=size, **options) for size in (1, 3, 4)]
@@ -285,6 +287,7 @@ def test_parts_of_a_graph_keep_their_directions(graph: Graph, tmp_path: Path) ->
     assert fingerprint(with_directions(graph)) != fingerprint(bare)
 
 
+@pytest.mark.law(sample=24)
 @pytest.mark.parametrize("way", ["along", "both"])
 @pytest.mark.parametrize("weighted", [True, False])
 def test_a_session_has_the_bits_of_a_simulation(
@@ -358,14 +361,14 @@ def test_commands_keep_directions(graph: Graph, work: Path) -> None:
 def test_labels_of_sources_are_learned_along_edges_only() -> None:
     """A node's label is the most frequent kind among the sources of edges that lead to it."""
     draws = np.random.default_rng(0)
-    n, kinds = 600, 3
+    n, kinds = 400, 3
     kind = draws.integers(0, kinds, n)
     source, target = np.repeat(np.arange(n), 4), draws.integers(0, n, 4 * n)
     x = np.eye(kinds)[kind]
     votes = np.zeros((n, kinds))
     np.add.at(votes, target, x[source])
     graph = sg.from_arrays(edge_index=[source, target], x=x, y=votes.argmax(1))
-    options: dict[str, Any] = {"model": "sage", "rounds": 60, "hidden": 16, "collect": 1.0}
+    options: dict[str, Any] = {"model": "sage", "rounds": 40, "hidden": 16, "collect": 1.0}
     accuracy = {}
     for way in ("none", *WAYS):
         scores = go(graph, directed=way, **options).test.server

@@ -50,6 +50,7 @@ class FinalValues:
         self.values = final_values(result)
 
 
+@pytest.mark.law(sample=24)
 @pytest.mark.parametrize(("labels", "metric"), PAIRS)
 def test_a_run_shows_its_metric_everywhere(labels: str, metric: str, tmp_path: Path) -> None:
     graph, options = graph_and_options(labels)
@@ -72,7 +73,7 @@ def test_a_run_shows_its_metric_everywhere(labels: str, metric: str, tmp_path: P
     sg.resume(out, graph=graph)
 
 
-@pytest.mark.law(sample=4)
+@pytest.mark.law(sample=24)
 @pytest.mark.parametrize("metric", METRICS)
 def test_a_comparison_and_a_search_go_by_the_metric(metric: str, tmp_path: Path) -> None:
     pytest.importorskip("optuna")

@@ -32,7 +32,7 @@ print(len(new), sorted(new)[:9])
 """
 
 
-@pytest.mark.law(sample=2)
+@pytest.mark.law(sample=24)
 @pytest.mark.parametrize("method", ["local", "label_guided"])
 def test_rounds_import_no_packages(method: str) -> None:
     """So the seconds of a run do not depend on which run of the process came first."""

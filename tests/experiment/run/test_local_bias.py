@@ -27,7 +27,7 @@ RUN: dict[str, Any] = {
 }
 
 
-@pytest.mark.law(sample=3)
+@pytest.mark.law(sample=6)
 @pytest.mark.parametrize(
     ("method", "options"),
     [("label_guided", {}), ("cagnet", {}), ("bns", {"rate": 1.0}), ("centralized", {})],

@@ -180,6 +180,7 @@ def test_the_default_is_written_out(make_graph: MakeGraph) -> None:
         assert result.rounds[0].keys() == named.rounds[0].keys()
 
 
+@pytest.mark.law(sample=6)
 @pytest.mark.parametrize("name", ["f1_macro", "f1_micro", "loss", "accuracy_client_mean"])
 def test_the_best_round_is_that_of_the_metric(make_graph: MakeGraph, name: str) -> None:
     metric = METRICS[name]
@@ -324,6 +325,7 @@ def test_validation_auc_picks_the_round_and_is_that_of_scikit_learn(
     ]
 
 
+@pytest.mark.law(sample=6)
 @pytest.mark.parametrize("method", ["fedavg", "local"])
 def test_silos_are_asked_for_the_auc_of_validation_nodes_as_the_program_says(
     make_graph: MakeGraph, method: str

@@ -191,6 +191,7 @@ def test_a_run_on_folders_of_silos_takes_these(make_graph: MakeGraph, tmp_path: 
     assert predict_to(tmp_path / "out", silo, tmp_path / "new.csv") == 30
 
 
+@pytest.mark.law(sample=6)
 @pytest.mark.parametrize("labels", ["multiclass", "multilabel", "node_value"])
 def test_the_table_of_predictions(make_graph: MakeGraph, labels: str) -> None:
     """A row for each node of a graph: key, label or bits or numbers, and what is likely."""

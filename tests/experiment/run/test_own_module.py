@@ -82,7 +82,7 @@ def renamed(weights: dict[str, Tensor]) -> dict[str, Tensor]:
     return {names[k]: w.T.contiguous() if w.dim() == 2 else w for k, w in weights.items()}
 
 
-@pytest.mark.law(sample=12)
+@pytest.mark.law(sample=24)
 @pytest.mark.parametrize("sparse", [False, True])
 @pytest.mark.parametrize(
     ("method", "optimizer"),
@@ -120,7 +120,7 @@ def test_a_module_written_as_gcn_is_gcn(
             torch.testing.assert_close(of(ours)[name], w, rtol=0, atol=1e-10)
 
 
-@pytest.mark.law(sample=6)
+@pytest.mark.law(sample=24)
 @crossed(
     {"module": (Dropping, Constant), "method": ALONE},
     quick=[*((Dropping, name) for name in ALONE), (Constant, "local"), (Constant, "fedavg")],
@@ -139,6 +139,7 @@ def test_grouping_changes_no_bit(
         assert same_bits(of(one), of(many))
 
 
+@pytest.mark.law(sample=6)
 @pytest.mark.parametrize("method", ["fedopt", "local"])
 def test_an_interrupted_run_goes_on(
     make_graph: MakeGraph, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str

@@ -68,6 +68,7 @@ def test_overlapping_partitions_are_taken_as_they_are(make_graph: MakeGraph) -> 
     same(sg.run(graph, partition=cut_of(graph, "metis_overlapping"), **OWN), theirs)
 
 
+@pytest.mark.law(sample=6)
 @pytest.mark.parametrize("form", ["array", "overlapping", "file"])
 def test_a_run_on_an_own_partition_goes_on(
     work: Path, monkeypatch: pytest.MonkeyPatch, form: str

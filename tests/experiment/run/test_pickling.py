@@ -80,6 +80,7 @@ def test_methods_of_the_library_are_pickled_by_their_name(
     assert changed == replace(METHODS[method], title="mine")
 
 
+@pytest.mark.law(sample=24)
 @TRIP
 @pytest.mark.parametrize(
     "options",
@@ -100,6 +101,7 @@ def test_results(
     check_equal(trip(result), result, graph)
 
 
+@pytest.mark.law(sample=24)
 @TRIP
 @pytest.mark.parametrize(
     "model", ["rating_profiles", "rating_gcn", "rating_biases", "consisrec", "rating_mf"]
@@ -148,6 +150,7 @@ def test_results_of_a_module_given_as_a_value(
     check_equal(trip(result), result, graph)
 
 
+@pytest.mark.law(sample=6)
 @TRIP
 def test_comparisons_and_searches(make_graph: MakeGraph, trip: Callable[[Any], Any]) -> None:
     pytest.importorskip("optuna")

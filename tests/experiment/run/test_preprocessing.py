@@ -74,7 +74,7 @@ def shapes(features: int) -> dict[str, AnyModel]:
     return found
 
 
-@pytest.mark.law(sample=3)
+@pytest.mark.law(sample=24)
 @pytest.mark.parametrize("name", shapes(1))
 @pytest.mark.parametrize("normalize", NORMALIZE)
 def test_without_edges_a_row_is_predicted_alike_alone_and_among_others(
@@ -308,6 +308,7 @@ LABELS: dict[str, Callable[[int], str]] = {
 }
 
 
+@pytest.mark.law(sample=6)
 @pytest.mark.parametrize("kind", LABELS)
 def test_labels_play_no_part_in_predictions(work: Path, kind: str) -> None:
     """Some rows may have labels of one class only, none, or no column of labels."""

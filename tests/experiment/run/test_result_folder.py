@@ -185,6 +185,7 @@ def test_the_final_result(done: tuple[Path, Result]) -> None:
 # --- the config as a run file ---------------------------------------------------------------------
 
 
+@pytest.mark.law(sample=6)
 @pytest.mark.parametrize(
     "options",
     [
@@ -310,6 +311,7 @@ PLACES: dict[str, tuple[str, dict[str, Any], str]] = {
 }
 
 
+@pytest.mark.law(sample=6)
 @pytest.mark.parametrize("place", PLACES)
 def test_a_run_goes_on_from_any_working_folder(
     make_graph: MakeGraph, work: Path, monkeypatch: pytest.MonkeyPatch, place: str

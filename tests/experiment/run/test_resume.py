@@ -88,6 +88,7 @@ def test_resumed_in_every_round(
     assert files_of(out) == files_of(tmp_path / "whole")
 
 
+@pytest.mark.law(sample=6)
 @pytest.mark.parametrize("method", ["fedais", "fedpub", "gcflplus"])
 def test_killed_after_the_last_checkpoint(
     make_graph: Callable[..., Graph],
@@ -258,6 +259,7 @@ def test_another_version_is_refused(
         sg.resume(folder, graph=graph)
 
 
+@pytest.mark.law(sample=6)
 @pytest.mark.parametrize("name", ["rounds.csv", "ledger.jsonl"])
 def test_a_file_that_lost_its_end_falls_back(
     stopped: tuple[Path, Graph, dict[str, Any]], name: str, caplog: pytest.LogCaptureFixture
@@ -315,6 +317,7 @@ def test_a_complete_run_without_checkpoints_is_left_alone(
     assert files_of(out) == before
 
 
+@pytest.mark.law(sample=6)
 @pytest.mark.parametrize("last", [1, 4])  # before the first checkpoint, and after
 def test_a_run_from_before_a_field_goes_on(
     make_graph: Callable[..., Graph], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, last: int

@@ -137,6 +137,7 @@ def changed(a: Draws, b: Draws) -> set[str]:
     return {f.name for f in dataclasses.fields(Draws) if getattr(a, f.name) != getattr(b, f.name)}
 
 
+@pytest.mark.law(sample=6)
 @pytest.mark.parametrize(
     ("seed", "expected"),
     [

@@ -90,6 +90,7 @@ SENT = [
 ]
 
 
+@pytest.mark.law(sample=6)
 @pytest.mark.parametrize("sent", SENT, ids=str)
 def test_scores_are_those_of_the_weights_that_clients_receive(
     make_graph: MakeGraph, sent: dict[str, Any]
@@ -102,6 +103,7 @@ def test_scores_are_those_of_the_weights_that_clients_receive(
     assert sent_to_be_scored(late) < sent_to_be_scored(plain)
 
 
+@pytest.mark.law(sample=6)
 @pytest.mark.parametrize("share", [1, 0.5])
 def test_rankings_come_with_the_counts(share: float) -> None:
     own: dict[str, Any] = {"clients": 4, "partition": "category", "rounds": 4, "hidden": 4}

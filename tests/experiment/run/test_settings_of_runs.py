@@ -44,6 +44,7 @@ def steps(monkeypatch: pytest.MonkeyPatch) -> list[tuple[float, int]]:
     return seen
 
 
+@pytest.mark.law(sample=6)
 @pytest.mark.parametrize(
     "method", ["fedavg", "scaffold", "llcg", "gcfl", "fedpub", "fedall", "cagnet", "centralized"]
 )
@@ -66,6 +67,7 @@ def test_settings_that_are_off_change_no_bit(make_graph: MakeGraph) -> None:
     assert rows_of(plain) == rows_of(written)
 
 
+@pytest.mark.law(sample=6)
 @pytest.mark.parametrize("kernels", ["torch", "compiled"])
 def test_a_resumed_run_has_the_bits_of_an_uninterrupted_one(
     make_graph: MakeGraph, tmp_path: Any, monkeypatch: pytest.MonkeyPatch, kernels: str

@@ -61,7 +61,7 @@ def test_a_run_on_the_folders_is_the_run_on_the_cut(
     assert (ours.config.partition, ours.config.clients) == ("silo", 4)
 
 
-@pytest.mark.law(sample=3)
+@pytest.mark.law(sample=6)
 @pytest.mark.parametrize(
     ("sparse", "multilabel", "options"),
     [

@@ -339,6 +339,7 @@ def test_ten_clients_unless_said_otherwise(make_graph: MakeGraph) -> None:
     assert go(make_graph(), clients=None).config.clients == 10
 
 
+@pytest.mark.law(sample=6)
 @pytest.mark.parametrize(
     ("share", "expected"), [(1.0, 8), (0.5, 4), (0.3, 2), (0.01, 1)]
 )  # max(1, round(share * 8))

@@ -82,6 +82,7 @@ def test_one_client_is_centralized(graph: Graph) -> None:
         assert torch.allclose(w, found[1][name], atol=1e-12)
 
 
+@pytest.mark.law(sample=6)
 @pytest.mark.parametrize(
     ("collect", "use"), [(0.0, "use"), (1.0, None), (0.0, "scale"), (1.0, "scale")]
 )
@@ -142,6 +143,7 @@ def test_silos_that_disagree_on_an_edge(graph: Graph, work: Path) -> None:
         on_silos("silos")
 
 
+@pytest.mark.law(sample=6)
 @pytest.mark.parametrize(
     ("model", "reason"),
     [

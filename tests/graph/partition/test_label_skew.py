@@ -41,6 +41,7 @@ def test_two_clients_and_two_classes_by_hand() -> None:
     assert seen == {(550, 550, 550, 550), (1000, 100, 100, 1000), (100, 1000, 1000, 100)}
 
 
+@pytest.mark.law(sample=6)
 @pytest.mark.parametrize("favor", [10.0, 3.0])
 def test_odds_ratios_are_those_of_the_weights(favor: float) -> None:
     graph = labeled(200_000, 120_000, 80_000, 100_000)

@@ -50,6 +50,7 @@ def by_node_id(graph: Graph, partition: Partition) -> list[dict[int, int]]:
     return [owner, *held]
 
 
+@pytest.mark.law(sample=6)
 @pytest.mark.parametrize("method", DISJOINT)
 @settings(max_examples=25, deadline=None)
 @given(data=st.data())
@@ -109,6 +110,7 @@ def test_what_a_key_cuts_stays_the_same_over_versions(method: str, expected: str
     assert make_partition(graph, method, clients=8, key=Key.of(5)).hash == expected
 
 
+@pytest.mark.law(sample=6)
 @pytest.mark.parametrize("clients", [5, 10, 60])  # METIS: bisection, k-way, and small parts
 @pytest.mark.parametrize("method", DRAWN)
 def test_renumbering_the_nodes_does_not_move_them(method: str, clients: int) -> None:

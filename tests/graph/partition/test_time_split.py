@@ -133,7 +133,8 @@ def test_runs_split_by_the_column(tmp_path: Path) -> None:
 
 def test_comparisons_take_splits_by_time(tmp_path: Path) -> None:
     path = write(tmp_path / "a", TIMES)
-    compared = sg.compare(path, methods=["local", "fedavg"], seeds=[0, 1], split=HOW, **OPTIONS)
+    asked: dict[str, Any] = {"methods": ["local", "fedavg"], "seeds": [0, 1], "processes": 0}
+    compared = sg.compare(path, split=HOW, **asked, **OPTIONS)
     assert len(compared.rows) >= 2
 
 

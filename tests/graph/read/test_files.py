@@ -302,6 +302,7 @@ def damaged(part: np.ndarray, rng: np.random.Generator) -> np.ndarray:
             return np.resize(part, rng.integers(0, 14, rng.integers(0, 4)))
 
 
+@pytest.mark.law(sample=6)
 @pytest.mark.filterwarnings("ignore::numpy.exceptions.ComplexWarning")
 @pytest.mark.parametrize("base", [GOOD, SPARSE, CODES], ids=["dense", "sparse", "codes"])
 def test_damaged_parts_of_a_sound_archive_are_a_graph_or_an_error(

@@ -363,6 +363,7 @@ def test_damaged_and_hostile_files_are_one_line(
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.law(sample=24)
 @pytest.mark.parametrize("name", ["a.graphml.gz", "a.gml.gz", "a.txt.gz", "a.mtx.gz", "u.dat.gz"])
 def test_what_is_packed_takes_no_more_memory_than_there_is(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

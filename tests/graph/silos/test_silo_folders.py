@@ -93,7 +93,7 @@ GRAPHS: dict[str, Callable[[MakeGraph], Graph]] = {
 }
 
 
-@pytest.mark.law(sample=3)
+@pytest.mark.law(sample=6)
 @pytest.mark.parametrize("kind", GRAPHS)
 def test_folders_of_a_cut_give_its_blocks(
     make_graph: MakeGraph, tmp_path: Path, kind: str, format: str

@@ -556,6 +556,7 @@ def test_methods_without_a_common_view_are_not_tested() -> None:
     assert any(note.startswith(told) for note in two.notes)
 
 
+@pytest.mark.law(sample=6)
 @pytest.mark.parametrize("metric", ["accuracy", "loss"])
 def test_the_best_is_marked_alike_in_every_form(metric: str, tmp_path: Path) -> None:
     small: dict[str, Any] = {"clients": 2, "partition": "random", "rounds": 1, "hidden": 2}

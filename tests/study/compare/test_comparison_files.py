@@ -21,7 +21,7 @@ from runs import FAST, MakeGraph
 from silograph.cli import run_app
 from silograph.core.errors import install_command
 from silograph.experiment.report import comparison_runs, write_comparison
-from silograph.study import latex
+from silograph.study import comparison_files, latex
 from silograph.study.comparison import Comparison
 from silograph.study.comparison_files import figures_of
 from silograph.study.plots import COLORS, Curves, pdf_of, svg_of
@@ -38,7 +38,10 @@ ARMS: dict[str, Any] = {
 def written(tmp_path_factory: pytest.TempPathFactory) -> Comparison:
     folder = tmp_path_factory.mktemp("written") / "c"
     given: dict[str, Any] = {"seeds": [0, 4], "processes": 0, "out": folder, "baseline": "C"}
-    return sg.compare(planted_graph(), arms=ARMS, speeds="1,2", **given, **SHORT)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(comparison_files, "svg_of", svg_of)
+        patch.setattr(comparison_files, "pdf_of", pdf_of)
+        return sg.compare(planted_graph(), arms=ARMS, speeds="1,2", **given, **SHORT)
 
 
 def folder_of(table: Comparison) -> Path:
@@ -289,6 +292,7 @@ def test_the_command_gives_the_same_cells_and_tables(
     capsys.readouterr()
 
 
+@pytest.mark.usefixtures("forked")
 def test_what_no_command_can_say_is_a_call(tmp_path: Path) -> None:
     save(tmp_path / "g.npz", planted_graph(30))
     small: dict[str, Any] = {"clients": 2, "rounds": 1, "hidden": 4, "seeds": 1, "processes": 0}

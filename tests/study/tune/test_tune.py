@@ -122,6 +122,7 @@ def test_a_stopped_search_goes_on_exactly(make_graph: MakeGraph, done: int, aske
     assert json.loads((folder / "tune.json").read_text(encoding="utf-8")) == plan
 
 
+@pytest.mark.usefixtures("forked")
 def test_more_trials_and_another_process_go_on(capsys: Capture) -> None:
     command = ["tune", "g.npz", *FLAGS, "--hidden", "4", "--keys", "lr", "--quiet", "--out", "t"]
     printed(capsys, *command, "--trials", "2")
@@ -160,6 +161,7 @@ def test_a_trial_that_diverges_counts_as_nothing(make_graph: MakeGraph) -> None:
 # --- forms ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.law(sample=6)
 @pytest.mark.parametrize("width", [80, 140])
 def test_the_table_fits_and_shows_no_test_score_of_a_trial(
     make_graph: MakeGraph, width: int, monkeypatch: pytest.MonkeyPatch
