@@ -114,8 +114,8 @@ def _steps_before(memory: Memory, clients: int) -> np.ndarray:
     if not isinstance(steps, Tensor):
         # SGD does not count: its velocity is what it was given, from the first step on.
         return np.ones(clients, np.int64)
-    counted: np.ndarray = steps.to(torch.int64).contiguous().numpy()
-    return counted
+    step_counts: np.ndarray = steps.to(torch.int64).contiguous().numpy()
+    return step_counts
 
 
 def masked_params_of(
