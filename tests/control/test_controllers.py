@@ -492,7 +492,7 @@ def test_knobs_that_nothing_moves_are_what_the_options_say() -> None:
     """A silo that agreed to fixed rates takes no others from its server."""
     for name in ("fedgraph", "fedlocal", "fedall"):
         method = METHODS[name]
-        specs = knob_specs(method.options(), moved=False)
+        specs = knob_specs(method.options(), varies=False)
         knobs = {f"knobs/{knob.name}": knob.start for knob in knobs_of(method.options())}
         assert {n: (s.low, s.high) for n, s in specs.items()} == {
             n: (k, k) for n, k in knobs.items()

@@ -17,8 +17,8 @@ from silograph.methods.base import MethodConfig, RoundReport
 from silograph.methods.fedais import (
     FEDAIS,
     FedAISOptions,
+    batch_loss_weights,
     batch_rows,
-    batch_share,
     draw_nodes,
 )
 from silograph.nn.fit import Schedule
@@ -121,7 +121,7 @@ def test_weights_of_losses_make_every_step_unbiased(make_graph: MakeGraph) -> No
         nodes = draw_nodes(cfg, block, change, later, Key.of(number), cfg.options.ratio)
         for batch in range(batches):
             rows, off, places = batch_rows(cfg, block, nodes, batch)
-            share = batch_share(nodes, off, places)
+            share = batch_loss_weights(nodes, off, places)
             assert share is not None
             sums[number, batch] = segment_sum(share * f[rows], off)
     sizes = nodes.sample.off.diff()

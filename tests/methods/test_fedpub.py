@@ -24,7 +24,6 @@ from silograph.graph.graph import Graph
 from silograph.methods import FEDPUB, LOCAL, MethodConfig, NoOptions, Params, ServerState
 from silograph.methods.fedpub import (
     FedPubOptions,
-    body,
     corrections,
     cosines,
     embedding_of,
@@ -33,12 +32,13 @@ from silograph.methods.fedpub import (
     mean_similarity,
     mixing_weights,
     shared_graph,
+    stages_before_classifier,
 )
 from silograph.nn.backends import TORCH
 from silograph.nn.conv import convolve
 from silograph.nn.fit import Schedule
 from silograph.nn.forward import forward_pass, leave, whole_pass
-from silograph.nn.masked import Masked, Near, SparseMasks, prune_mask
+from silograph.nn.masked import Masked, NearStart, SparseMasks, prune_mask
 from silograph.nn.model import Model
 from silograph.nn.optim import SGD, Adam
 
@@ -217,11 +217,11 @@ def test_what_is_added_to_gradients() -> None:
     names = {"0.weight": w.detach(), "0.mask_weight": m.detach()}
     start = {"0.weight": v.detach(), "0.mask_weight": m.detach() + 1}
     grads = {name: torch.zeros_like(t) for name, t in names.items()}
-    for correction in (SparseMasks(0.3), Near(0.7)):
+    for correction in (SparseMasks(0.3), NearStart(0.7)):
         grads = correction(grads, names, start)
     for found, t in zip(grads.values(), expected, strict=True):
         torch.testing.assert_close(found, t, rtol=0, atol=1e-12)
-    still = Near(0.7)({"0.weight": w.detach() * 0}, {"0.weight": v.detach()}, start)
+    still = NearStart(0.7)({"0.weight": w.detach() * 0}, {"0.weight": v.detach()}, start)
     assert torch.equal(still["0.weight"], torch.zeros_like(w))
 
 
@@ -281,7 +281,7 @@ def test_means_before_the_last_product_are_those_after_it(
         for n, w in model.init_weights(FIRST, torch.float64).items()
     }
     found = functional_embedding(model, block, weights, 1)
-    common, stages = shared_graph(block, 1), body(model)
+    common, stages = shared_graph(block, 1), stages_before_classifier(model)
     for c in range(3):
         x, messages = common.x, common.messages(1)
         for number, stage in enumerate(stages):
@@ -415,7 +415,7 @@ def test_a_pull_without_masks_is_trained_by_torch(make_graph: MakeGraph) -> None
     own = bare | {"proximal": 0.001}
     found = go(make_graph(60), method="fedpub", rounds=1, options=own)
     assert found.config.kernels == "torch"
-    with pytest.raises(ConfigError, match="correction Near is not compiled"):
+    with pytest.raises(ConfigError, match="correction NearStart is not compiled"):
         go(make_graph(60), method="fedpub", rounds=1, options=own, kernels="compiled")
 
 

@@ -39,7 +39,7 @@ from silograph.nn.fit import (
     whole_memory,
 )
 from silograph.nn.forward import Stage
-from silograph.nn.masked import Near, SparseMasks
+from silograph.nn.masked import NearStart, SparseMasks
 from silograph.nn.mini_batches import Fanout
 from silograph.nn.model import MODELS, Model, layers_of
 from silograph.nn.optim import SGD, Adam, Optimizer
@@ -468,14 +468,14 @@ def test_corrections_of_masks_are_refused_where_weights_have_none(
     make_graph: MakeGraph, cut_block: CutBlock
 ) -> None:
     """Before a run they say that the model will be wrapped, so the run may be compiled."""
-    for pulls in ((SparseMasks(0.1), Near(0.5)), (Near(0.5),)):
+    for pulls in ((SparseMasks(0.1), NearStart(0.5)), (NearStart(0.5),)):
         case = case_of(make_graph, cut_block, corrections=pulls)
         with pytest.raises(ProtocolError, match=f"{type(pulls[0]).__name__} is not compiled; run"):
             case.run("compiled")
         with pytest.raises(ProtocolError, match=f"{type(pulls[0]).__name__} is not compiled; run"):
             COMPILED.untouched_rows_after(case.training, case.start["0.weight"], 2)
         reason = COMPILED.why_not(case.training, torch.device("cpu"))
-        assert reason == (None if len(pulls) > 1 else "correction Near is not compiled")
+        assert reason == (None if len(pulls) > 1 else "correction NearStart is not compiled")
 
 
 class Zero:

@@ -184,13 +184,13 @@ def test_a_selector_knows_what_it_reads_or_is_refused(
         return part.observe(options, state, t, facts)
 
     monkeypatch.setitem(SELECTORS, selector, replace(part, observe=observe))
-    if selector == "harmony" and task in ("node_value", "rating"):
+    if part.needs_classes and task in ("node_value", "rating"):
         with pytest.raises(ConfigError) as caught:
             go(graph_of_task(task), **asked(selector))
+        without_classes = [name for name, s in SELECTORS.items() if not s.needs_classes]
         assert str(caught.value) == (
-            "expected labels of classes for selector harmony, which learns from the classes that "
-            f"each client has, got {task}: use one of all, uniform, round_robin, power_of_choice, "
-            "oort, ucb"
+            f"expected labels of classes for selector {selector}, which learns from the classes "
+            f"that each client has, got {task}: use one of {', '.join(without_classes)}"
         )
         assert not seen
         return

@@ -237,13 +237,13 @@ def knob_fields(
 
 
 def knob_specs(
-    options: Any, *, moved: bool = True, names: Collection[str] | None = None
+    options: Any, *, varies: bool = True, names: Collection[str] | None = None
 ) -> FieldSpecs:
     """Return the specs of these fields, with the ranges that the options declare.
 
     Args:
         options: of the method.
-        moved: whether a controller moves the knobs; if not, clients accept only the options'
+        varies: whether a controller sets the knobs; if not, clients accept only the options'
             values.
         names: of the knobs that are sent; all by default.
     """
@@ -252,8 +252,8 @@ def knob_specs(
             Stacked if knob.by_client else Shared,
             (),
             knob.dtype,
-            low=knob.low if moved else knob.start,
-            high=knob.high if moved else knob.start,
+            low=knob.low if varies else knob.start,
+            high=knob.high if varies else knob.start,
         )
         for knob in knobs_of(options, names)
     }
@@ -307,7 +307,7 @@ def costs_after(
 def affordable_interval(
     knob: Knob, wanted: float, state: ControllerState, standing: RunStanding
 ) -> Tensor:
-    """Return the least interval from `wanted` on that the bytes left allow, as the knob has it.
+    """Return the least whole interval that the bytes left allow, from `wanted` rounded up on.
 
     It is the largest of the knob where no interval suffices. `wanted` may be 0: silos may report a
     loss of 0.
@@ -317,7 +317,7 @@ def affordable_interval(
 
 
 def _least_interval(tau: int, largest: int, state: ControllerState, standing: RunStanding) -> int:
-    """Return the least interval from `tau` on that the bytes left allow; `most` if none does."""
+    """Return the least interval from `tau` on that the bytes left allow; `largest` if none does."""
     batches, exchange_bytes = float(state["batches"]), float(state["exchange"])
     bytes_left, rounds = standing.bytes_left, standing.rounds_left
     if bytes_left is None or not rounds or not batches or not exchange_bytes:

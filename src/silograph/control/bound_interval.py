@@ -1,7 +1,7 @@
 """How many batches pass between two exchanges of rows: the least bound on the gradient's norm.
 
 Li, Chen, Ren, Wang, Hu, Li, Yu and Chen, "Federated graph learning with adaptive importance-based
-sampling", AAAI 2025, eq. 10: tau = sqrt(2 (F - F_inf) o / (eta^3 c lambda^2 zeta^2)).
+sampling", AAAI 2025, eq. 10: tau = sqrt(2 (F - F_inf) o / (eta^3 c_total lambda^2 zeta^2)).
 
 The paper says that the constants are hard to estimate, and not how. Here the server estimates them
 from what it has, as means over the rounds so far. With J batches in a round, m the move of its
@@ -10,13 +10,13 @@ model in it, and s the mean squared length of the clients' own moves:
     eta lambda       |m_t - m_(t-1)| / (J |m_(t-1)|): how fast gradients change as the model moves
     eta^2 zeta^2     (s - |m|^2) / J: the spread of clients' models, which is noise and
                      heterogeneity alike
-    o / c            bytes of an exchange over the bytes of all rounds of the run: delays are
+    o / c_total      bytes of an exchange over the bytes of all rounds of the run: delays are
                      counted in bytes
     F_inf            0; F is the validation loss of the last scored round
 
 Moves under Adam are not eta times a gradient, so there the estimates are of Adam's own steps.
 Before two rounds are over the interval is the knob's own value. A limit of bytes is kept to (see
-`round_costs`).
+"round costs" in `silograph.control.base`).
 """
 
 import math
@@ -40,7 +40,7 @@ from silograph.control.loss_interval import loss_of
 from silograph.core.key import Key
 
 MOVED, RATE = "moved", "rate"  # facts of a round: mean squared move of clients' models, eta
-CURVED, SPREAD, DELAY = "curved", "spread", "delay"  # eta lambda, eta^2 zeta^2, o / c
+CURVED, SPREAD, DELAY = "curved", "spread", "delay"  # eta lambda, eta^2 zeta^2, o / c_total
 
 
 def remember_weights(options: Any, knobs: Knobs, standing: RunStanding) -> ControllerState:

@@ -5,7 +5,7 @@ sampling", AAAI 2025, eq. 11: tau_t = ceil(sqrt(F_t / F_0) tau_0), for each knob
 
 What we changed: F is the validation loss of the last scored round, pooled over clients, where the
 paper takes the test loss, which nothing here is chosen by; and a limit of bytes is kept to (see
-`round_costs`).
+"round costs" in `silograph.control.base`).
 """
 
 import math

@@ -382,7 +382,7 @@ def at_server(function: Callable[..., Any], owner: str, number: int) -> Iterator
     try:
         yield
     except Exception as error:
-        if is_self_explanatory(error) or function.__module__.startswith("silograph."):
+        if is_self_explanatory(error) or (function.__module__ or "").startswith("silograph."):
             raise
         name = getattr(function, "__name__", type(function).__name__)  # a step may be a value
         line = f"{name} of {owner} failed with {_what(error)}{_place(error)}"

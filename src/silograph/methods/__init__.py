@@ -47,6 +47,7 @@ from silograph.methods.base import (
     ServerHolds,
     ServerState,
     Uncut,
+    keep_previous_if_not_finite,
 )
 from silograph.methods.bns import BNS
 from silograph.methods.cagnet import CAGNET
@@ -257,6 +258,7 @@ __all__ = [
     "dense",
     "each_as_base",
     "exact_weights",
+    "keep_previous_if_not_finite",
     "knob_fields",
     "knob_specs",
     "learn_rows",

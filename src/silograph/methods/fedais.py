@@ -28,16 +28,22 @@ there (eq. 6). In round t
 
 Where the lines of algorithm 1 are:
 
-    4 to 6     `train_round`, `open_round`       theta_t and tau_t go to the selected clients
+    4          `Server.select`                   the clients M_t, chosen by the run's selector
+    5, 6       `train_round`, `open_round`       theta_t and tau_t go to the selected clients
     7          `mean_of_models`                  the mean of the models
-    8          `controller_of`                   tau of the next round, eq. 11
+    8          `controller_of`                   tau of the next round, eq. 11; its `propose` is
+                                                 called by experiment/run/selecting.py
     11         `begin_training`                  change of each node's loss
     12, 14     `draw_nodes`, `probabilities`     nodes drawn by importance, eq. 8
     15         `first_batches`, `slots_to_fetch` when, and what, a client fetches
     16         `serve`                           rows are computed, at their owners
     17         `store_and_train`, `take_step_`   rows of others and own rows are stored
-    13, 18     `take_steps`                      steps on batches that read stored rows, eq. 6
+    13, 18     `take_steps`                      steps on batches that read stored rows;
+                                                 eq. 6 itself: `stored_rows.batch_pass`,
+                                                 compiled `kernels.stored.forward`
     19         `finish_training`                 the model goes to the server
+
+Eqs. 3 to 5, 7, 9, 12 and 13 are theory; nothing computes them.
 
 How we read the paper where it is silent: losses are computed once a round, by one pass over all own
 nodes with the received weights, which also refreshes their stored rows. Owners that take part in a
@@ -55,7 +61,8 @@ their losses are weighted, so that steps are unbiased. `unbiased=false` is the p
 which leans towards important nodes (benchmarks/fedais/unbiased.md).
 
 C: clients of a block. n: own nodes. S: halo slots. m: nodes drawn in a round. b: nodes of a batch.
-t: training nodes of all clients.
+t: training nodes of all clients. off: (C + 1,) first row of each client. `owners(off)`: client of
+each row (PyG's `batch`).
 """
 
 from collections.abc import Mapping, Sequence
@@ -259,8 +266,9 @@ def num_batches(cfg: Config) -> int:
 
 def first_batches(cfg: Config) -> range:
     """Return the number of the first batch after each exchange; without a halo there is none."""
-    total = num_batches(cfg)
-    return range(0, total, int(cfg.knobs.get(TAU, cfg.options.tau)) if reads_halo(cfg) else total)
+    if not reads_halo(cfg):
+        return range(0)
+    return range(0, num_batches(cfg), int(cfg.knobs.get(TAU, cfg.options.tau)))
 
 
 def knobs_of_run(options: FedAISOptions) -> tuple[Knob, ...]:
@@ -600,12 +608,12 @@ def draw_nodes(
     sample = Ragged((rows - block.off[block.client[rows]]).int(), row_off)
     if not is_weighted:
         return DrawnNodes(sample, None)
-    share = 1 / (block.num_train[owners(off)] * pi)
-    return DrawnNodes(sample, Ragged(share[shuffled].to(dtype_of(block)), row_off))
+    loss_weight = 1 / (block.num_train[owners(off)] * pi)
+    return DrawnNodes(sample, Ragged(loss_weight[shuffled].to(dtype_of(block)), row_off))
 
 
-# Importance: p_v = |Delta_v| / sum |Delta|, where Delta_v is the change of v's loss between two
-# consecutive local models (eq. 8).
+# Importance: p_v = |Delta_v| / sum |Delta|, where Delta_v is the change of v's loss since the
+# client last took part; the paper: between two consecutive local models (eq. 8).
 #
 # What we changed: a share of the probability is spread evenly (`floor`), so that no node is never
 # drawn; nodes whose losses all stayed are alike. Nodes are drawn without replacement. With
@@ -731,7 +739,7 @@ def batch_rows(
 
 def tau_specs(cfg: Config) -> FieldSpecs:
     """Return the spec of tau; a server cannot send another than the option's if nothing sets it."""
-    return knob_specs(cfg.options, moved=TAU in moving_knobs(cfg.options), names=(TAU,))
+    return knob_specs(cfg.options, varies=TAU in moving_knobs(cfg.options), names=(TAU,))
 
 
 def batch_number_spec(cfg: Config) -> FieldSpec:
@@ -777,8 +785,8 @@ class NextBatches:
         start = int(self.start)
         return range(start, min(start + int(self.knobs[TAU]), num_batches(cfg)))
 
-    def first(self, cfg: Config) -> int:
-        """Return the number of the round's first batch among those of all rounds."""
+    def batches_before(self, cfg: Config) -> int:
+        """Return how many batches earlier rounds had."""
         return (int(self.round) - 1) * num_batches(cfg)
 
 
@@ -859,7 +867,7 @@ def serve(
     reply = pull.answer(model, block, state, request, small=cfg.options.sent == "int8")
     if cfg.options.moved is None:
         return state, reply
-    now = request.first(cfg) + int(request.start)
+    now = request.batches_before(cfg) + int(request.start)
     last, reply = pull.moved_only(block, state, request, reply, cfg.options.moved, now)
     return replace(state, **vars(last)), reply
 
@@ -923,25 +931,27 @@ def train_batches(
 
 def store_and_train(clients: FedAISClients, state: BatchState, request: RowsThatCame) -> BatchState:
     """Store the received rows (line 17), and train up to the next exchange."""
-    first = request.first(clients.cfg)
-    now = first + int(request.start)
+    batches_before = request.batches_before(clients.cfg)
+    now = batches_before + int(request.start)
     versions = request.write_(clients.block, state, state.requested_slots, now)
     state = replace(state, versions=versions)
-    return take_steps(clients, state, request.numbers(clients.cfg), first)
+    return take_steps(clients, state, request.numbers(clients.cfg), batches_before)
 
 
-def take_steps(clients: FedAISClients, state: BatchState, numbers: range, first: int) -> BatchState:
-    """Take the steps of some batches of a round; `first`: see `take_step_by_groups`.
+def take_steps(
+    clients: FedAISClients, state: BatchState, numbers: range, batches_before: int
+) -> BatchState:
+    """Take the steps of some batches of a round; `batches_before`: see `take_step_by_groups`.
 
     Raises:
         ProtocolError: they are not the next ones.
     """
     check_next_batch(state, numbers.start)
     if is_compiled(clients.cfg):
-        take_steps_compiled_(clients, state, numbers, first)
+        take_steps_compiled_(clients, state, numbers, batches_before)
     else:
         for number in numbers:
-            state = take_step_by_groups(clients, state, number, first)
+            state = take_step_by_groups(clients, state, number, batches_before)
     done = torch.full_like(state.batches_done.t, numbers.stop)
     return replace(state, batches_done=Stacked(done))
 
@@ -960,7 +970,7 @@ def check_next_batch(state: BatchState, number: int) -> None:
 
 
 def take_step_by_groups(
-    clients: FedAISClients, state: BatchState, number: int, first: int
+    clients: FedAISClients, state: BatchState, number: int, batches_before: int
 ) -> BatchState:
     """Take a step with every client that has rows in a batch; return their state.
 
@@ -968,30 +978,31 @@ def take_step_by_groups(
         clients: of a block.
         state: theirs; it may be written to.
         number: of the batch in its round.
-        first: number of the round's first batch among those of all rounds.
+        batches_before: how many batches earlier rounds had.
     """
     active = batch_rows(clients.cfg, clients.block, state, number)[1].diff() > 0
     # Optimizers count the steps of all their clients alike, so those of other counts wait.
     for positions in stored_rows.groups_by_steps(dict(state.training), active):
         if len(positions) == clients.block.num_clients:
-            take_step_(clients, state, number, first)
+            take_step_(clients, state, number, batches_before)
             continue
         whole = to_payload(state)
         with work_of(positions):
             part = from_payload(BatchState, stored_rows.take_clients(whole, positions))
             part_clients = replace(clients, block=clients.block.called(positions))
-            take_step_(part_clients, part, number, first)
+            take_step_(part_clients, part, number, batches_before)
         new = {n: f for n, f in to_payload(part).items() if n.startswith(WRITTEN_BY_BATCHES)}
         whole |= stored_rows.put_clients(whole, new, positions)
         state = from_payload(BatchState, whole)
     return state
 
 
-def take_step_(clients: FedAISClients, state: BatchState, number: int, first: int) -> None:
+def take_step_(clients: FedAISClients, state: BatchState, number: int, batches_before: int) -> None:
     """Take a step with clients that all have rows in a batch, and equally many steps so far.
 
     theta <- theta - eta / |B| sum over v in B of grad f(h_v, y_v), line 18. Models, the rows of the
-    batch and sums are changed in place; arguments are those of `take_step_by_groups`.
+    batch and sums are changed in place; arguments are those of `take_step_by_groups`. Computed by
+    `stored_rows.step_`, or compiled: see `take_steps_compiled_`.
     """
     cfg, block, key = clients.cfg, clients.block, clients.key.fold("batch", number)
     model, models, stored = (
@@ -1002,11 +1013,11 @@ def take_step_(clients: FedAISClients, state: BatchState, number: int, first: in
     rows = draw_training_rows(clients, state, stored, number)
     losses, entered = stored_rows.step_(model, cfg.training, block, models, rows, stored, key)
     state.write_(rows.batch.rows, entered)
-    add_to_sums_(state, rows, losses, first + number)
+    add_to_sums_(state, rows, losses, batches_before + number)
 
 
 def take_steps_compiled_(
-    clients: FedAISClients, state: BatchState, numbers: range, first: int
+    clients: FedAISClients, state: BatchState, numbers: range, batches_before: int
 ) -> None:
     """Do the same for several batches and all clients by one call of the kernels, in place."""
     from silograph.nn import stored_compiled  # numba takes a while to import
@@ -1020,7 +1031,7 @@ def take_steps_compiled_(
     batches = [draw_training_rows(clients, state, stored, number) for number in numbers]
     losses = stored_compiled.train_(model, cfg.training, block, models, batches, stored, keys)
     for number, rows, loss in zip(numbers, batches, losses, strict=True):
-        add_to_sums_(state, rows, loss, first + number)
+        add_to_sums_(state, rows, loss, batches_before + number)
 
 
 def draw_training_rows(
@@ -1031,10 +1042,10 @@ def draw_training_rows(
     rows, off, places = batch_rows(cfg, block, nodes, number)
     around, neighbors = surroundings_of(clients), neighbors_of(cfg)
     batch = stored_rows.drawn_batch(block, around, stored, rows, off, neighbors, key)
-    return stored_rows.TrainingRows(batch, batch_share(nodes, off, places))
+    return stored_rows.TrainingRows(batch, batch_loss_weights(nodes, off, places))
 
 
-def batch_share(nodes: DrawnNodes, off: Tensor, places: Tensor) -> Tensor | None:
+def batch_loss_weights(nodes: DrawnNodes, off: Tensor, places: Tensor) -> Tensor | None:
     """Return the weight of the loss of each row of a batch, (b,), by which its step is unbiased.
 
     A batch of b of a round's m nodes has each of them with probability b / m, so the weight that
@@ -1047,9 +1058,9 @@ def batch_share(nodes: DrawnNodes, off: Tensor, places: Tensor) -> Tensor | None
     """
     if nodes.loss_weights is None:
         return None
-    share = nodes.loss_weights.t[places]
-    factor = nodes.sample.off.diff().to(share.dtype) / off.diff().clamp(min=1)
-    return share * factor[owners(off)]
+    weights = nodes.loss_weights.t[places]
+    factor = nodes.sample.off.diff().to(weights.dtype) / off.diff().clamp(min=1)
+    return weights * factor[owners(off)]
 
 
 def add_to_sums_(
@@ -1124,7 +1135,7 @@ def train_alone(
 ) -> tuple[ClientState, TrainedModel]:
     """Do a whole round without rows of other clients."""
     begun, batches = begin_training(clients, state, request), range(num_batches(clients.cfg))
-    trained = take_steps(clients, begun.batch_part(), batches, first=0)  # no slots, so no ages
+    trained = take_steps(clients, begun.batch_part(), batches, batches_before=0)  # no slots or ages
     return finish_training(clients, replace(begun, **vars(trained)))
 
 
@@ -1293,7 +1304,7 @@ def facts_of(
     slots = int(server.fed.route.slot_off.diff()[positions].sum())
     size = sum(pull.stored_widths(cfg.model).values()) * next(iter(weights.values())).element_size()
     return {
-        EXCHANGES: float(len(first_batches(cfg)) * halo),
+        EXCHANGES: float(len(first_batches(cfg))),
         BATCHES: float(total),
         **({RATE: rate_of(cfg.optimizer)} if reports_moves(cfg) else {}),
         "paper_row_bytes": float(slots * size * total * halo),

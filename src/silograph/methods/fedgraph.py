@@ -667,7 +667,7 @@ def _requested_rows(block: ClientBlock, state: RoundState, number: int) -> Tenso
 
 def rate_specs(cfg: MethodConfig[FedGraphOptions]) -> FieldSpecs:
     """Return the specs of the rates, which a server cannot change if no controller moves them."""
-    return knob_specs(cfg.options, moved=controller_of(cfg.options) is not FIXED)
+    return knob_specs(cfg.options, varies=controller_of(cfg.options) is not FIXED)
 
 
 @dataclass(frozen=True)

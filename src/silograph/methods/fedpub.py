@@ -1,7 +1,10 @@
-"""FED-PUB: each client starts from a mean of all models weighted by likeness, through sparse masks.
+"""FED-PUB: each client starts from a mean of models weighted by similarity, through sparse masks.
 
 Baek, Jeong, Jin, Yoon and Hwang, "Personalized subgraph federated learning", ICML 2023, eqs. 3 to 6
 and algorithms 1 and 2; where the paper is silent, the authors' published code.
+
+The paper's symbols: θ is W here, θ̄ is V, μ is M, α_ij is a_cd, τ is `scale`, λ1 is `l1` and λ2 is
+`proximal`.
 
 A client c has weights W_c and masks M_c of the same shape. It computes with W_c * M_c, and in
 evaluation with M_c set to 0 where |M_c| < l1. In a round it starts from the server's weights V_c,
@@ -16,13 +19,14 @@ takes
 
     V_c = sum over d of a_cd W_d,   a_cd = exp(scale cos(h_c, h_d)) / sum over e of exp(...)
 
-Masks stay with their client. All begin at 1. The defaults of l1 and proximal are 0, as the code has
-them in effect; the paper names .001.
+Masks stay with their client. All begin at 1. The defaults of l1 and proximal are 0, as in the
+authors' code, whose penalties are of `state_dict()` tensors and have no gradient; the paper names
+.001.
 
 What we changed: the shared graph is one and the same in all runs, and each client draws it itself,
 so it does not travel. Matrices that meet the input of a layer have masks; biases have none. Means
 are over the clients that answered and could train; who was away keeps its last V_c, which is the
-first model for one that has not trained yet (the code: the plain mean). Clients weigh by likeness
+first model for one that has not trained yet (the code: the plain mean). Clients weigh by similarity
 alone, not by nodes, as in the paper. Optimizer state is kept between rounds, as in the code, that
 of the masks too.
 
@@ -30,7 +34,7 @@ Views: `personalized` scores what a client's training left, and picks the round.
 `server` view: every client has a model of its own.
 
 State of the server: a model (C, ...) for each client. State of a client: `masks/*` and `weights/*`
-(C, ...), its masks and its model, and the state of local training.
+(C, ...), M_c and W_c * M_c, and the state of local training.
 
 C: clients. n: rows. D: width of the embedding.
 """
@@ -80,15 +84,14 @@ from silograph.methods.ops import Clients, Server, calls, op, program
 from silograph.nn.conv import Messages, Params, PlainConv, convolve, operator
 from silograph.nn.correction import Correction
 from silograph.nn.forward import Stage, Staged, last_layer, leave
-from silograph.nn.masked import Masked, Near, SparseMasks, is_mask, prune_mask
+from silograph.nn.masked import Masked, NearStart, SparseMasks, is_mask, prune_mask
 from silograph.nn.model import Model
 
 # --- functional embedding ------------------------------------------------------------------------
 # What a model does, as one vector: its mean output on a random graph that all clients have.
 #
 # Baek, Jeong, Jin, Yoon and Hwang, "Personalized subgraph federated learning", ICML 2023, section
-# 3.2: models that do the same are alike, whatever their weights are. The graph has communities of
-# 100 nodes, joined inside with probability .1, and normal features.
+# 3.2: models that do the same are alike, whatever their weights are.
 #
 # The mean is taken before the last product with weights where it can be: mean over rows of
 # A X W + b = (mean of A X) W + b. So a model with one layer before its classifier costs a product
@@ -97,13 +100,16 @@ from silograph.nn.model import Model
 # C: clients. n: rows of the graph. F: features. D: width of the embedding.
 
 
-COMMUNITY, INSIDE = 100, 0.1  # nodes of a community of the shared graph, and their edges
+COMMUNITY_SIZE, EDGE_PROBABILITY = 100, 0.1  # nodes of a community, and edges inside it
 SHARED_GRAPH = Key.of(0).fold("fedpub")
-MOST = 1 << 22  # features of copies of the shared graph that are in memory at once
+MAX_FEATURES = 1 << 22  # features of copies of the shared graph that are in memory at once
 
 
-def body(model: Staged) -> tuple[Stage, ...]:
-    """Return the stages before the classifier, the last one without its ReLU."""
+def stages_before_classifier(model: Staged) -> tuple[Stage, ...]:
+    """Return the stages before the classifier, the last one without its ReLU.
+
+    Of a model of one layer, that layer.
+    """
     stages = model.stages[: max(last_layer(model), 1)]
     return (*stages[:-1], replace(stages[-1], relu=False))
 
@@ -126,7 +132,15 @@ class _SharedGraph:
         adj = CSR.block_diagonal([self.adj] * clients)
         degree = adj.degree.to(self.x.dtype)[:, None]
         off = torch.arange(clients + 1, device=self.x.device) * n
-        return Messages(adj, True, degree, degree, None, off, off)
+        return Messages(
+            adj=adj,
+            symmetric=True,
+            sender=degree,
+            receiver=degree,
+            own=None,
+            sender_off=off,
+            off=off,
+        )
 
 
 def shared_graph(block: ClientBlock, communities: int) -> _SharedGraph:
@@ -138,23 +152,25 @@ def shared_graph(block: ClientBlock, communities: int) -> _SharedGraph:
 def _draw_graph(block: ClientBlock, communities: int) -> _SharedGraph:
     assert block.adj.values is not None  # blocks carry values of the run's dtype
     dtype, device = block.adj.values.dtype, block.off.device
-    n, edge_key = communities * COMMUNITY, SHARED_GRAPH.fold("edges")
-    u = torch.stack([edge_key.fold(c).matrix(COMMUNITY, COMMUNITY) for c in range(communities)])
-    part, a, b = (torch.triu(u, 1).where(u < INSIDE, 0) > 0).nonzero().T
-    rows, cols = part * COMMUNITY + a, part * COMMUNITY + b
+    n, edge_key = communities * COMMUNITY_SIZE, SHARED_GRAPH.fold("edges")
+    u = torch.stack(
+        [edge_key.fold(c).matrix(COMMUNITY_SIZE, COMMUNITY_SIZE) for c in range(communities)]
+    )
+    part, a, b = (torch.triu(u, 1).where(u < EDGE_PROBABILITY, 0) > 0).nonzero().T
+    rows, cols = part * COMMUNITY_SIZE + a, part * COMMUNITY_SIZE + b
     adj = CSR.from_pairs(torch.cat([rows, cols]), torch.cat([cols, rows]), (n, n))
-    noise = SHARED_GRAPH.fold("features").matrix(n, block.num_features)
-    x = torch.special.ndtri(noise.clamp(min=2.0**-53)).to(device, dtype)
+    uniform = SHARED_GRAPH.fold("features").matrix(n, block.num_features)
+    x = torch.special.ndtri(uniform.clamp(min=2.0**-53)).to(device, dtype)
     return _SharedGraph(x, adj.to(device, dtype))
 
 
 @dataclass(frozen=True, eq=False)
 class _Means:
-    """Means over the rows that enter a stage of one matrix before a plain sum.
+    """Means over nodes of A X and of X, for the input X of a stage.
 
     Attributes:
-        neighbor_sum: (C, I) of the sums over neighbors.
-        own: (C, I) of the rows themselves.
+        neighbor_sum: (C, I) of A X; of X for a stage that does not sum over neighbors.
+        own: (C, I) of X.
     """
 
     neighbor_sum: Tensor
@@ -172,12 +188,12 @@ def functional_embedding(
         weights: theirs, (C, ...), without masks.
         communities: of the shared graph.
     """
-    graph, stages = shared_graph(block, communities), body(model)
+    graph, stages = shared_graph(block, communities), stages_before_classifier(model)
     with torch.no_grad():
         if len(stages) == 1 and isinstance(stages[0].conv, PlainConv):
             means = _common_means(block, graph, stages[0].conv, communities)
             return _mean_output_of_stage(stages[0], means, _stage_weights(weights, 0))
-        batch_size, parts = max(1, MOST // graph.x.numel()), []
+        batch_size, parts = max(1, MAX_FEATURES // graph.x.numel()), []
         for positions in torch.arange(block.num_clients).split(batch_size):
             batch_weights = {
                 name: w[positions[0] : positions[-1] + 1] for name, w in weights.items()
@@ -242,7 +258,15 @@ def _mean_output_of_stage(stage: Stage, means: _Means, p: Params) -> Tensor:
     off = torch.arange(len(means.own) + 1, device=means.own.device)
     ones = means.own.new_ones(len(means.own), 1)
     no_edges = CSR(torch.zeros_like(off), off[:0], None, len(ones))
-    messages = Messages(no_edges, True, ones, ones, None, off, off)
+    messages = Messages(
+        adj=no_edges,
+        symmetric=True,
+        sender=ones,
+        receiver=ones,
+        own=None,
+        sender_off=off,
+        off=off,
+    )
     out = stage.conv.finish(p, means.own, stage.conv.map(p, means.neighbor_sum, off), messages)
     return leave(stage, out, means.own, None, messages)
 
@@ -286,9 +310,11 @@ class FedPubOptions:
 def corrections(options: FedPubOptions) -> tuple[Correction, ...]:
     """Return what is added to the gradient of the loss in every local step.
 
-    l1 |M_c|_1 by `SparseMasks`, proximal * sum over tensors of |W_c - V_c|_2 by `Near`.
+    l1 |M_c|_1 by `SparseMasks`, proximal * sum over tensors of |W_c - V_c|_2 by `NearStart`
+    (gradients in nn/masked.py; compiled: nn/kernels/masks.py). W_c * M_c:
+    `MaskedConv.masked_weights`.
     """
-    proximal = (Near(options.proximal),) if options.proximal else ()
+    proximal = (NearStart(options.proximal),) if options.proximal else ()
     return (SparseMasks(options.l1), *proximal) if options.masks else proximal
 
 
@@ -327,7 +353,7 @@ def embedding_spec(cfg: MethodConfig[FedPubOptions]) -> FieldSpec:
     """Return the spec of embeddings: as wide as what the last layer takes."""
     staged = with_masks(cfg).model.staged
     assert staged is not None  # see `with_masks`
-    return FieldSpec(Stacked, (body(staged)[-1].outputs,))
+    return FieldSpec(Stacked, (stages_before_classifier(staged)[-1].outputs,))
 
 
 @dataclass(frozen=True)
@@ -345,14 +371,14 @@ class ClientState:
 
 @dataclass(frozen=True)
 class PersonalModels:
-    """The model that each client starts from, (C, ...)."""
+    """V_c, the model that each client starts from, (C, ...)."""
 
     weights: Annotated[Mapping[str, Stacked | Patched], exact_weights(Stacked)]
 
 
 @dataclass(frozen=True)
 class TrainedModels:
-    """The clients' models after training; else as `LocalModel`.
+    """W_c after training, without masks; else as `LocalModel`.
 
     Attributes:
         embedding: (C, D) mean output of each model over the nodes of the shared random graph.
@@ -394,7 +420,7 @@ def train_masked(
     pruned = {name: prune_mask(mask, cfg.options.l1) for name, mask in masks.items()}
     sparsities = sparsity(pruned, cfg.options.l1, fitted.loss)
     trained = LocalModel.of(fitted, clients.block)
-    masked_weights = (
+    masked_weights = (  # overwrites pruned, so after sparsity
         masked_cfg.model.products_(weights, pruned)
         if isinstance(masked_cfg.model, Masked)
         else weights
@@ -459,17 +485,17 @@ def setup(server: Server[FedPubOptions], weights: Params) -> ServerState:
 def train_round(
     server: Server[FedPubOptions], state: ServerState
 ) -> tuple[ServerState, RoundReport]:
-    """Train at the selected clients; give each of them a mean weighted by likeness."""
-    client_ids, starts = server.select(), state.memory  # V_c of each client
+    """Train at the selected clients; give each of them a mean weighted by similarity."""
+    client_ids, start_models = server.select(), state.memory  # V_c of each client
     if client_ids != server.fed.ids:
         positions = positions_of(server.fed.ids, client_ids)
-        starts = {name: w[positions] for name, w in starts.items()}
-    by_client = server.gather(train_masked, PersonalModels(stack(starts)), to=client_ids)
+        start_models = {name: w[positions] for name, w in start_models.items()}
+    by_client = server.gather(train_masked, PersonalModels(stack(start_models)), to=client_ids)
     sent_tensors = [
         by_client["embedding"],
         *(by_client[f"weights/{name}"] for name in state.memory),
     ]
-    is_finite = torch.stack([_is_finite(t.reshape(len(t), -1)) for t in sent_tensors]).all(0)
+    is_finite = torch.stack([_finite_rows(t.reshape(len(t), -1)) for t in sent_tensors]).all(0)
     is_averaged = (
         by_client["answered"] & (by_client["nodes"] > 0) & is_finite
     )  # who diverged enters no mean
@@ -531,7 +557,7 @@ def _averaged_or(is_averaged: Tensor, models: Tensor, other: Tensor) -> Tensor:
     return torch.where(is_averaged.view(-1, *[1] * (models.dim() - 1)), models, other)
 
 
-def _is_finite(rows: Tensor) -> Tensor:
+def _finite_rows(rows: Tensor) -> Tensor:
     """Return which rows (C, P) are finite, (C,); their sums decide nearly all, in one pass."""
     is_finite = rows.sum(1).isfinite()
     unclear = (~is_finite).nonzero()[:, 0]

@@ -457,7 +457,7 @@ class Server(Generic[Options]):
             with at_server(combine or combine_weights, f"aggregator {aggregator.name}", self.round):
                 new = combine_weights(aggregator, cfg.aggregator_options, nodes, of_clients)
             averages |= {f"weights/{n}": Shared(w) for n, w in new.items()}
-        is_ours = op.__module__.startswith("silograph.")
+        is_ours = (op.__module__ or "").startswith("silograph.")
         if self.round == 1 and cfg.sent.plain and not is_ours:
             self._check_shapes(op, averages)
         loss = float(averages["loss"].t)

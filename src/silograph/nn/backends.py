@@ -29,7 +29,7 @@ from silograph.nn.fit import (
 from silograph.nn.fit import untouched_rows_after as untouched_by_torch
 from silograph.nn.flow import rule_of
 from silograph.nn.forward import AnyModel, Staged
-from silograph.nn.masked import Masked, Near, SparseMasks
+from silograph.nn.masked import Masked, NearStart, SparseMasks
 from silograph.nn.optim import SGD, Adam
 from silograph.nn.rating_model import RatingModel
 from silograph.task.registry import task_of
@@ -248,7 +248,7 @@ def _why_not_compiled(training: Training, *, masks: bool) -> str | None:
         return f"task {task_of(model.task).name} under masks is not compiled"
     for term in training.losses:
         return f"loss term {type(term).__name__} is not compiled"
-    compiled_corrections = (SparseMasks, Near) if masks else (Proximal,)
+    compiled_corrections = (SparseMasks, NearStart) if masks else (Proximal,)
     for correction in training.corrections:
         if not isinstance(correction, compiled_corrections):
             return f"correction {type(correction).__name__} is not compiled"

@@ -61,7 +61,7 @@ from silograph.nn.kernels import flow as flow_kernels
 from silograph.nn.kernels import optim as kernels_optim
 from silograph.nn.kernels import training as kernels
 from silograph.nn.kernels.training import StepArrays
-from silograph.nn.masked import Masked, Near, SparseMasks, is_mask
+from silograph.nn.masked import Masked, NearStart, SparseMasks, is_mask
 from silograph.nn.optim import SGD, Adam
 
 # --- kernel weights ------------------------------------------------------------------------------
@@ -114,8 +114,8 @@ def _steps_before(memory: Memory, clients: int) -> np.ndarray:
     if not isinstance(steps, Tensor):
         # SGD does not count: its velocity is what it was given, from the first step on.
         return np.ones(clients, np.int64)
-    counted: np.ndarray = steps.to(torch.int64).contiguous().numpy()
-    return counted
+    step_counts: np.ndarray = steps.to(torch.int64).contiguous().numpy()
+    return step_counts
 
 
 def masked_params_of(
@@ -141,7 +141,7 @@ def masked_params_of(
     masks = params_of(
         inner, block, mask_fields, _memory_of_masks(model, memory, params), used=used, compact=False
     )
-    proximal = sum(c.weight for c in training.corrections if isinstance(c, Near))
+    proximal = sum(c.weight for c in training.corrections if isinstance(c, NearStart))
     l1 = sum(c.l1 for c in training.corrections if isinstance(c, SparseMasks))
     moments = masks.first_rows, masks.second_rows, masks.first_flat, masks.second_flat
     scalars = float(proximal), float(l1), float(model.least)

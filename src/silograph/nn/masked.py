@@ -58,7 +58,7 @@ class SparseMasks:
 
 
 @dataclass(frozen=True)
-class Near:
+class NearStart:
     """The gradient of the distance |W - V| of each tensor from where training started; 0 at V."""
 
     weight: float
@@ -66,7 +66,7 @@ class Near:
     flops: ClassVar[int] = 6  # difference, norm 2, quotient, product, sum
     copies: ClassVar[int] = 1  # the start
 
-    def of(self, clients: Tensor) -> "Near":
+    def of(self, clients: Tensor) -> "NearStart":
         """Return itself."""
         del clients
         return self
@@ -167,7 +167,7 @@ class MaskedConv:
 
 
 def prune_mask(mask: Tensor, least: float) -> Tensor:
-    """Return a mask with 0 where it does not reach the least value, in one pass."""
+    """Return a mask with 0 where |M| is below the least value, in one pass."""
     limit = torch.tensor(least, dtype=mask.dtype)  # `hardshrink` cuts off what is on the edge, too
     return hardshrink(mask, float(limit.nextafter(limit.new_tensor(-torch.inf))))
 

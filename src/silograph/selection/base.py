@@ -101,8 +101,8 @@ class Selector:
         name: what users call it.
         title: one line for listings.
         options: frozen dataclass of the selector's own options.
-        draw: from ids, options, state, number of the round (from 1) and a key: the ids of who takes
-            part, at least one, each once and in the order of the ids.
+        draw: from ids, options, state, number of the round (from 1) and the round's own key: the
+            ids of who takes part, at least one, each once and in the order of the ids.
         init: from ids and options: the state before round 1.
         observe: from options, state, number and facts of a round that is over: the next state,
             with tensors of its own. None: the selector learns nothing.
@@ -195,8 +195,9 @@ def _split_at_rank(scores: np.ndarray, number: int) -> tuple[np.ndarray, np.ndar
 def race_scores(ids: Sequence[str], weights: np.ndarray, key: Key) -> np.ndarray:
     """Return scores (C,) whose `number` highest are a draw in proportion to weights (C,).
 
-    Without replacement, one client after the other; clients of weight 0 come last. Efraimidis and
-    Spirakis, "Weighted random sampling with a reservoir", 2006.
+    Without replacement, one client after the other; clients of weight 0 come last. Infinite weights
+    come first, in a tie that `highest` draws. Efraimidis and Spirakis, "Weighted random
+    sampling with a reservoir", 2006.
     """
     log_draws = torch.from_numpy(np.maximum(draw_by_name(ids, key), 2.0**-54)).log().numpy()
     clocks: np.ndarray = log_draws / np.maximum(weights, 1e-300)

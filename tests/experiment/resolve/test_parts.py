@@ -30,12 +30,18 @@ from silograph.nn.model import MODELS, add_model, layers_of
 from silograph.nn.model_options import MODEL_KINDS, RATING_MODELS, LayerOptions, ModelKind
 from silograph.sampling.neighbors import NEIGHBORS
 from silograph.selection.options import LIMITS
+from silograph.selection.registry import SELECTORS
 from silograph.selection.ucb import UCB
 from silograph.study.cells import Cell, digest_of
 
 OPEN = {k: v for k, v in FAST.items() if k != "lr"} | {"method": "fedopt"}
 SCHEMA = Schema(5, 3, "multiclass")
 EVERY = [(kind, name) for kind, table in TABLES.items() for name in table]
+WITH_CLIENTS = [
+    f"selector {name}"
+    for name, selector in SELECTORS.items()
+    if "clients" in {f.name for f in dataclasses.fields(selector.options)}
+]
 
 
 @pytest.mark.parametrize(("kind", "name"), EVERY)
@@ -141,8 +147,7 @@ def test_a_flag_a_name_and_a_dotted_name_mean_the_same(given: dict[str, Any]) ->
         (
             {"options": {"selector.client": 1}},
             "option selector.client: selector uniform has no such option: did you mean 'clients' "
-            "of selector round_robin, selector power_of_choice, selector oort and selector "
-            "harmony?",
+            f"of {', '.join(WITH_CLIENTS[:-1])} and {WITH_CLIENTS[-1]}?",
         ),
         (
             {"options": {"foo": 1}, "method": "fedprox"},
