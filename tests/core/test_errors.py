@@ -372,8 +372,8 @@ WORDING: list[tuple[str, Callable[..., object], str]] = [
     (
         "untrusted-code",
         lambda: check_trusted({"model": "own.py:Net"}, False, "run.toml"),
-        "expected leave to run code that run.toml names, got none: the model is own.py:Net; read "
-        "that code, then say --trust (in Python trust=True)",
+        "run.toml names code of its own, which runs only if you allow it: the model is own.py:Net; "
+        "read it, then add --trust (in Python trust=True)",
     ),
     (
         "missing-file",

@@ -427,7 +427,7 @@ class RunConfig:
         None,
         "who is told of every round: tensorboard, tensorboard=DIR, mlflow or mlflow=URI",
     )
-    out: str | None = setting("Results", None, "result folder (default: runs/DATASET-METHOD-TIME)")
+    out: str | None = setting("Results", None, "result folder (default: a new one in runs)")
 
 
 def make_config(values: Mapping[str, Any], *, source: str = "options") -> RunConfig:

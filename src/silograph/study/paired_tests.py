@@ -165,7 +165,7 @@ def power_of(n: int, test: Test, overlap: float = 0.0) -> str:
     smallest = f"{half_width(n, overlap):.2f}"
     return (
         f"{n} seeds: a difference shows at the 5 % level only above {smallest} standard "
-        "deviations of the differences, and a p-value rests on their being about normal"
+        "deviations of the differences, and a p-value assumes that they are about normal"
     )
 
 

@@ -63,7 +63,7 @@ def test_a_folder_runs_nothing_before_it_is_trusted(
     stopped: Path, mark: Path, capsys: Capture
 ) -> None:
     line = refused(capsys, "resume", "x")
-    assert f"the method is {stopped.parent / 'own.py'}:METHOD; read that code, then say" in line
+    assert f"the method is {stopped.parent / 'own.py'}:METHOD; read it, then add" in line
     with raises_code(ConfigError, "untrusted-code"):
         sg.resume("x")
     with raises_code(ConfigError, "untrusted-code"):
@@ -106,7 +106,8 @@ def test_a_run_file_runs_nothing_before_it_is_trusted(
     stopped: Path, mark: Path, capsys: Capture, command: list[str]
 ) -> None:
     line = refused(capsys, *command, "--config", str(stopped / "config.toml"))
-    assert "config.toml names, got none: the method is" in line
+    assert "config.toml names code of its own" in line
+    assert "the method is" in line
     assert not mark.exists()
 
 

@@ -285,8 +285,8 @@ def check_trusted(specs_by_kind: Mapping[str, str], trust: Trust, origin: object
     for kind, spec in specs_by_kind.items():
         if absolute(spec) not in trusted_specs:
             raise ConfigError(
-                f"expected leave to run code that {origin} names, got none: the {kind} is {spec}; "
-                "read that code, then say --trust (in Python trust=True)",
+                f"{origin} names code of its own, which runs only if you allow it: the {kind} is "
+                f"{spec}; read it, then add --trust (in Python trust=True)",
                 **mistake("untrusted-code", spec),
             )
 
