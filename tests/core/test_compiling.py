@@ -71,7 +71,7 @@ def compile_slowly(**_):
 
 # A test suite in the background of a shell has the signal switched off, for children too.
 signal.signal(signal.SIGINT, signal.default_int_handler)
-cli.app = compile_slowly
+cli.command_line = lambda: compile_slowly
 cli.main()
 """
 

@@ -30,6 +30,7 @@ OPTIONS: dict[str, Any] = {
     "hidden": 8,
     "threshold": "cost=1:5",
     "class_weight": "balanced",
+    "kernels": "torch",  # weights of classes in float32 would be two kernels to compile
 }
 
 

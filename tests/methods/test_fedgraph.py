@@ -285,7 +285,8 @@ def test_blocks_of_any_size_give_the_same(make_graph: MakeGraph, share: str) -> 
     assert ("embeddings" in one.ledger.bytes_by_kind) == (share != "none")
 
 
-@pytest.mark.parametrize("share", ["all", pytest.param("hidden", marks=pytest.mark.slow)])
+@pytest.mark.slow  # 4 s; test_fedgraph_samplers.py has the same law for one sampler
+@pytest.mark.parametrize("share", ["all", "hidden"])
 def test_killed_and_resumed_and_over_a_session_it_is_the_same(
     make_graph: MakeGraph, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, share: str
 ) -> None:

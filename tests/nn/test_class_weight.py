@@ -81,9 +81,9 @@ def test_the_loss_of_a_step_is_torchs(task: Any) -> None:
     "options",
     [
         pytest.param({}, id="whole"),
-        # Drawn neighbors with weights are a kernel of their own, which takes 10 s to compile.
+        # Batches with weights are a kernel of their own, which takes 10 s to compile.
         pytest.param({"batch_size": 5, "fanout": "3,3"}, id="drawn", marks=pytest.mark.slow),
-        pytest.param({"batch_size": 4}, id="batches"),
+        pytest.param({"batch_size": 4}, id="batches", marks=pytest.mark.slow),
         pytest.param({"local_epochs": 3}, id="epochs"),
     ],
 )

@@ -278,8 +278,8 @@ def test_an_additive_reward_is_learned(make_graph: MakeGraph) -> None:
     sampler = replace(sampler, lr=0.01, log_z_lr=0.01, width=32)
     model = Model("gcn", 6, 4, 3, 1, 0.0, "multiclass")
     state = sampler.init(block, model, Key.of(1))
-    for number in range(1500):
-        if number == 1000:
+    for number in range(800):
+        if number == 600:
             sampler = replace(sampler, lr=0.001, log_z_lr=0.001)
         draws = draws_of(sampler, block, Key.of(number), state, hops=1)
         loss = -worth[draws[0][1].neighbor].sum()[None].double()
