@@ -378,7 +378,7 @@ most_repeats = 20
 most_runs = 20
 most_runs_of_server = 10
 
-# Least number of silos in a run. The server says how many there are: a silo cannot count the others.
+# Least number of silos in a run. The server says how many: a silo cannot count the others.
 least_silos = 3
 
 # What the server gets when models are evaluated on this silo's validation and test nodes: "none"
