@@ -17,6 +17,7 @@ from silograph.core.payload import (
     Field,
     Patched,
     Payload,
+    Shared,
     Stacked,
     State,
     concatenate,
@@ -120,9 +121,11 @@ def test_dense_and_patched_parts_do_not_join() -> None:
         concatenate(parts)
 
 
-def test_state_is_not_patched() -> None:
-    with pytest.raises(ProtocolError, match="Stacked or Ragged state field 'w', got Patched"):
-        state_of({"w": example()})
+def test_state_may_be_patched_but_is_never_shared() -> None:
+    field = example()
+    assert state_of({"w": field}) == {"w": field}
+    with pytest.raises(ProtocolError, match="Stacked or Ragged state field 'w', got Shared"):
+        state_of({"w": Shared(torch.zeros(1))})
 
 
 def answering(state: dict[str, Any], reply: dict[str, Field]) -> Callable[..., Any]:
@@ -141,12 +144,12 @@ def answering(state: dict[str, Any], reply: dict[str, Field]) -> Callable[..., A
     ("inbox", "state", "reply", "message"),
     [
         (example(4), None, None, "a part for each of 5 clients, got 4 for 'w' in inbox of op"),
-        (None, example(), None, "Stacked or Ragged, got Patched for 'w' in state after op"),
+        (None, example(4), None, "a part for each of 5 clients, got 4 for 'w' in state after op"),
         (None, None, example(4), "a part for each of 5 clients, got 4 for 'w' in reply of op"),
     ],
-    ids=["inbox", "state", "wrong number of parts"],
+    ids=["inbox", "state", "reply"],
 )
-def test_messages_are_patched_and_states_are_not(
+def test_patched_fields_have_a_part_for_each_client(
     make_graph: Callable[..., Graph],
     cut_block: Callable[..., tuple[ClientBlock, Route]],
     inbox: Patched | None,

@@ -54,6 +54,7 @@ from silograph.methods.fedavg import train
 from silograph.methods.fedper import begin_private, train_private
 from silograph.methods.local_only import begin_own, train_own
 from silograph.methods.local_training import begin as begin_training
+from silograph.methods.ops import Clients
 from silos import config_of, folders
 
 HIDDEN = 8
@@ -573,7 +574,7 @@ def test_a_call_that_fails_is_not_passed_over(silo: Silo, monkeypatch: pytest.Mo
         raise ValueError
 
     with monkeypatch.context() as patch:
-        patch.setattr(type(server.method_config.backend), "fit", fails)
+        patch.setattr(Clients, "fit", fails)
         assert reason(server.train(server.weights())) == "ValueError at the silo: its log says more"
     line = "expected LOAD after a call of round 1 that has failed, got another"
     assert reason(server.train(server.weights())) == line

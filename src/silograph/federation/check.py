@@ -131,7 +131,8 @@ def run_op(
         for name, field in state.items()
         if name.startswith(reads)
     }
-    written = op.__dict__.get("written")
+    # What wraps an op by `functools.wraps` has its attributes, and is called itself.
+    written = None if hasattr(op, "__wrapped__") else op.__dict__.get("written")
     try:
         if written is None:
             new, reply = op(cfg, block, readable_state, inbox, key)

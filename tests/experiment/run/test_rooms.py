@@ -28,7 +28,7 @@ def test_the_config_is_resolved_once_and_then_left_alone(make_graph: Callable[..
 
     def entered(frame: FrameType, event: str, _: object) -> None:
         nonlocal over
-        over |= frame.f_code.co_name == "train_round"
+        over |= frame.f_code.co_name == "begin_round"
         before = frame.f_back
         if event != "call" or over or before is None:
             return

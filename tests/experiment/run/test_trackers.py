@@ -160,7 +160,7 @@ def test_a_missing_package_is_one_line_before_training(
     monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
     assert run_app(["run", "g.npz", *QUICK, "--tracker", name, "--out", "x"]) == 2
     assert capsys.readouterr().err == (
-        f"error: expected the package {name} for the tracker {name}, got none: "
+        f"error: expected {name} for the tracker {name}, got no such package: "
         f"{install_command(name)}\n"
     )
     assert not Path("x").exists()

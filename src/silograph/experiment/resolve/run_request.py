@@ -16,6 +16,7 @@ import torch
 from silograph.core.config import RunConfig, changed_values, make_config
 from silograph.core.errors import ConfigError, PartitionError, mistake
 from silograph.core.resolved_config import ResolvedConfig, to_run_config
+from silograph.core.text import state_of_fields
 from silograph.experiment.resolve.parts import with_canonical_names
 from silograph.experiment.resolve.user_code import CALLABLE, MODULES, absolute, own_code, spec_of
 from silograph.federation.base import in_function
@@ -124,7 +125,7 @@ def source_hash(part: Method | Make) -> str | None:
     """
     try:
         identifying_bytes = b"".join(
-            _iter_identifying_bytes(vars(part) if isinstance(part, Method) else part)
+            _iter_identifying_bytes(state_of_fields(part) if isinstance(part, Method) else part)
         )
     except (OSError, TypeError):
         return None
@@ -157,7 +158,7 @@ def _iter_identifying_bytes(value: Any) -> Iterator[bytes]:
     elif isinstance(value, partial):
         yield from _iter_identifying_bytes((value.func, value.args, value.keywords))
     elif dataclasses.is_dataclass(value):
-        yield from _iter_identifying_bytes(vars(value))
+        yield from _iter_identifying_bytes(state_of_fields(value))
     elif value is None or isinstance(value, bool | int | float | str | bytes):
         yield repr(value).encode()
     else:

@@ -4,7 +4,6 @@ from collections.abc import Callable
 from typing import Any, cast
 
 import numpy as np
-from llvmlite import ir as untyped_ir
 from numba.core import cgutils as untyped_cgutils
 from numba.core import types
 from numba.core.errors import TypingError
@@ -467,7 +466,7 @@ def backward_step(
 
 cgutils: Any = untyped_cgutils  # numba's own functions have no types
 arrayobj: Any = untyped_arrayobj
-ir: Any = untyped_ir
+ir: Any = cgutils.ir  # of llvmlite, which builds code for numba
 
 
 # --- Sums of rows in registers --------------------------------------------------------------------
