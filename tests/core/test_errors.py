@@ -5,6 +5,7 @@ import copy
 import pickle
 import re
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -198,15 +199,16 @@ def test_extras_are_installed_from_where_silograph_is(
 # --- Codes and fields ----------------------------------------------------------------------------
 
 
-def calls_of(name: str) -> list[tuple[str, ast.Call]]:
-    """Return the calls of a function in the source, each with its file and line."""
-    calls = []
+@cache
+def calls_by_name() -> dict[str, list[tuple[str, ast.Call]]]:
+    """Return the calls in the source by the function's name, each with its file and line."""
+    calls: dict[str, list[tuple[str, ast.Call]]] = {}
     for path in sorted(SOURCE.rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Name | ast.Attribute):
                 called = node.func.id if isinstance(node.func, ast.Name) else node.func.attr
-                if called == name:
-                    calls.append((f"{path.relative_to(SOURCE)}:{node.lineno}", node))
+                place = f"{path.relative_to(SOURCE)}:{node.lineno}"
+                calls.setdefault(called, []).append((place, node))
     return calls
 
 
@@ -219,7 +221,7 @@ def literals_of(node: ast.expr) -> list[str]:
 
 def test_every_raise_gives_a_known_code_its_fields() -> None:
     used = set()
-    for place, call in calls_of("mistake"):
+    for place, call in calls_by_name()["mistake"]:
         code, *values = call.args
         if place.startswith("core/errors.py"):
             used |= {*literals_of(code)}
@@ -234,7 +236,7 @@ def test_every_raise_gives_a_known_code_its_fields() -> None:
 
 def test_codes_are_given_by_mistake_alone() -> None:
     for kind in (*CLASSES, SilographError, AwayError):
-        for place, call in calls_of(kind.__name__):
+        for place, call in calls_by_name().get(kind.__name__, []):
             codes = [k for k in call.keywords if k.arg == "code" and literals_of(k.value)]
             assert not codes or place.startswith("cli/"), place
 
