@@ -6,7 +6,7 @@ weighted mean. C: clients. R: rows of a slice. H: width.
 
 import itertools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from unittest.mock import patch
 
 import numpy as np
@@ -311,3 +311,36 @@ def test_a_sum_of_rows_in_zeros_adds_those_rows_only(compiled: bool) -> None:
     field, dense = patched(torch.ones(1, 5, 3), [0, 0, 0], rows)
     other.add({"w": field})
     torch.testing.assert_close(other.result()["w"].t, dense.sum(0))
+
+
+WRONG_PLACES = {
+    "negative place": {"index": torch.tensor([-1, 2])},
+    "place beyond the base": {"index": torch.tensor([0, 3])},
+    "base that is not there": {"which": torch.tensor([0, 7])},
+    "offsets beyond the rows": {"off": torch.tensor([0, 1, 9])},
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG_PLACES)
+def test_places_that_are_none_never_reach_the_kernel_of_slices(wrong: str) -> None:
+    """Bases other than what the mean is taken around: their kernel looks at no bounds."""
+    base = torch.ones(1, 3, 1)
+    field, dense = patched(base, [0, 0], [{0: torch.tensor([2.0])}, {2: torch.tensor([6.0])}])
+    weights = Stacked(torch.tensor([1, 3]))
+    whole = folded(WeightedMean("n"), [{"w": Stacked(dense), "n": weights}], True)
+    assert torch.equal(
+        folded(WeightedMean("n"), [{"w": field, "n": weights}], True)["w"], whole["w"]
+    )
+    broken = replace(field, **WRONG_PLACES[wrong])
+    with pytest.raises(ProtocolError, match="in a reply that is reduced"):
+        folded(WeightedMean("n"), [{"w": broken, "n": weights}], True)
+
+
+def test_rows_out_of_order_are_added_to_their_places() -> None:
+    base = torch.ones(1, 3, 1)
+    field, dense = patched(base, [0], [{0: torch.tensor([2.0]), 2: torch.tensor([6.0])}])
+    turned = replace(field, t=field.t.flip(0), index=field.index.flip(0))
+    weights = Stacked(torch.tensor([2]))
+    for compiled in (False, True):
+        mean = folded(WeightedMean("n"), [{"w": turned, "n": weights}], compiled)["w"]
+        assert torch.equal(mean, dense[0])

@@ -137,9 +137,9 @@ def test_writing_some_clients_rows_moves_nobody_elses() -> None:
         state.put(old, {"r": longer}, at)
         memory.add(state._partial["r"]._rows.data_ptr())
     assert len(memory) <= 5
-    found = state.all()["r"]
-    assert isinstance(found, Ragged)
-    assert torch.equal(found.t, torch.arange(200.0).repeat_interleave(rows + 1))
+    runs = state.all()["r"]
+    assert isinstance(runs, Ragged)
+    assert torch.equal(runs.t, torch.arange(200.0).repeat_interleave(rows + 1))
 
 
 @pytest.mark.parametrize(

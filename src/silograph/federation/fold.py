@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from silograph.core.errors import ProtocolError
-from silograph.core.payload import Field, Patched, Payload, Shared, Stacked
+from silograph.core.payload import Field, Patched, Payload, Shared, Stacked, patched_problem
 from silograph.federation.base import (
     ANSWERED,
     BY_CLIENT,
@@ -158,6 +158,9 @@ class Fold:
         one_dtype = total.dtype == like.dtype == field.t.dtype
         if not (shapes_agree and one_dtype and total.dtype in COMPILED):
             return False
+        # Places come from many silos, and the kernel looks at no bounds.
+        if problem := patched_problem(field, len(weights)):
+            raise ProtocolError(f"expected {problem} for {name!r} in a reply that is reduced")
         from silograph.federation.fold_kernel import add_patched
 
         base = torch.zeros_like(total) if around is None else around.to(total.dtype)

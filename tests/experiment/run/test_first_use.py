@@ -18,9 +18,9 @@ def begin_watched(*given):
     return begin(*given)
 
 def finish_watched(*given):
-    found = finish(*given)
+    finished = finish(*given)
     new.update(name for name in set(sys.modules) - before if not name.startswith("silograph"))
-    return found
+    return finished
 
 loop.begin_round, loop.finish_round = begin_watched, finish_watched
 numbers = np.arange(60)

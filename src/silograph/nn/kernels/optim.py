@@ -3,7 +3,7 @@
 import numpy as np
 
 from silograph.core.numba_extensions import pointer_to
-from silograph.nn.kernels.arrays import Array, StepRule, compiled, kernel
+from silograph.nn.kernels.arrays import ZERO, Array, StepRule, compiled, kernel
 
 TOGETHER = 4096  # values without data that are updated in one step: they stay in the cache
 
@@ -73,6 +73,26 @@ def step(p: Array, g: Array, start: Array, m: Array, v: Array, steps: StepRule, 
         sgd(p, g, m, steps, t)
 
 
+@compiled
+def steps_without_data(
+    p: Array,
+    m: Array,
+    v: Array,
+    steps: StepRule,
+    before: int,
+    count: int,
+    start: Array,
+    grad: Array,
+) -> None:
+    """Take `count` steps after the first `before` with gradient 0; fills `start` and `grad`."""
+    for h in range(p.shape[0]):
+        start[h] = p[h]
+    for t in range(count):
+        for h in range(p.shape[0]):
+            grad[h] = 0
+        step(p, grad, start, m, v, steps, before + t + 1)
+
+
 @kernel
 def untouched_rows_after(p: Array, steps: StepRule, count: int, memory: Array) -> None:
     """Take the first `count` steps of a fresh optimizer with gradient 0 on weights p (N,).
@@ -135,13 +155,8 @@ def kept_range(
         # A row wider than the memory is updated in several pieces.
         for a in range(row * width, end * width, start.shape[0]):
             b = min(a + start.shape[0], end * width)
-            part = weights[a:b]
-            for h in range(part.shape[0]):
-                start[h] = part[h]
-            for t in range(count):
-                for h in range(part.shape[0]):
-                    grad[h] = 0
-                step(part, grad, start, first[a:b], second[a:b], steps, before + t + 1)
+            m_part, v_part = first[a:b], second[a:b]
+            steps_without_data(weights[a:b], m_part, v_part, steps, before, count, start, grad)
         row = end
 
 
@@ -152,9 +167,4 @@ def rest_range(
     """Do what `untouched_rows_after` does."""
     for begin in range(0, p.shape[0], TOGETHER):
         part = p[begin : begin + TOGETHER]
-        for h in range(part.shape[0]):
-            start[h] = part[h]
-        for t in range(count):
-            for h in range(part.shape[0]):
-                grad[h] = 0
-            step(part, grad, start, m, v, steps, t + 1)
+        steps_without_data(part, m, v, steps, ZERO, count, start, grad)
