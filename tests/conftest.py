@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 import unsynced  # noqa: F401
 from commands import save
@@ -38,8 +38,14 @@ PRESETS_APART = {
     "fedacs",
     "fesog",
 }
-# Fewer examples of a law than Hypothesis' 100, which differ from run to run.
-settings.register_profile("default suite", max_examples=40)
+# Fewer examples of a law than Hypothesis' 100, which differ from run to run. How long one takes
+# says how loaded the machine is, and fixtures of a function are only read here.
+settings.register_profile(
+    "default suite",
+    max_examples=40,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
+)
 settings.load_profile("default suite")
 MANY_TESTS = 1000  # from which on compiling before the first one pays
 COMPILE = """

@@ -136,7 +136,7 @@ def test_every_field_is_part_of_the_round_trip() -> None:
     assert names == set(FIELDS)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(values=VALUES)
 @example(values={"dataset": NASTY, "options": {"text": NASTY, "true": True, "one": 1, "1": 1.0}})
 @example(values={"options": {"a": 1e-300, "b": 1e16, "c": 5e-324, "d": -0.0, "e": 10**30}})
@@ -150,7 +150,7 @@ def test_what_is_written_reads_back(values: dict[str, Any]) -> None:
     }
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(values=VALUES)
 def test_a_config_holds_what_it_was_given(values: dict[str, Any]) -> None:
     config = make_config(values)

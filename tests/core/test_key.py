@@ -8,7 +8,7 @@ import math
 
 import pytest
 import torch
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -60,7 +60,6 @@ def test_signed_keeps_the_bits_and_fits_int64(value: int) -> None:
     assert -(2**63) <= signed(value) < 2**63
 
 
-@settings(deadline=None)
 @given(words=st.lists(INT64, max_size=20))
 def test_mix_words_has_the_bits_of_mix(words: list[int]) -> None:
     mixed = mix_words(torch.tensor(words, dtype=torch.int64))
@@ -107,7 +106,6 @@ def test_folds_of_different_parts_differ() -> None:
     )
 
 
-@settings(deadline=None)
 @given(seed=SEED, rows=st.lists(INT64, max_size=6), width=st.integers(0, 9))
 def test_words_equal_their_definition(seed: int, rows: list[int], width: int) -> None:
     key = Key.of(seed)
@@ -116,7 +114,6 @@ def test_words_equal_their_definition(seed: int, rows: list[int], width: int) ->
     assert unsigned(words) == draws(key, rows, width)
 
 
-@settings(deadline=None)
 @given(seed=SEED, rows=st.lists(INT64, max_size=6), width=st.integers(0, 9))
 def test_uniform_is_the_upper_53_bits(seed: int, rows: list[int], width: int) -> None:
     key = Key.of(seed)
@@ -127,7 +124,6 @@ def test_uniform_is_the_upper_53_bits(seed: int, rows: list[int], width: int) ->
     assert uniform.tolist() == expected
 
 
-@settings(deadline=None)
 @given(
     seed=SEED,
     rows=st.lists(INT64, max_size=6),

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import silograph as sg
@@ -32,7 +32,6 @@ from silograph.federation.in_process import InProcess
 from silograph.graph.block.block import ClientBlock, Route
 from silograph.graph.graph import Graph
 
-LAW = settings(deadline=None)
 ENVELOPE = Envelope("train", Kind.WEIGHTS, 3, 7)
 CLIENTS = 5
 
@@ -41,7 +40,6 @@ def equal(field: Field, dense: torch.Tensor) -> bool:
     return isinstance(field, Stacked) and torch.equal(field.t, dense)
 
 
-@LAW
 @given(drawn=drawn())
 def test_slices_are_bases_with_their_rows_replaced(drawn: Drawn) -> None:
     before = drawn.field.base.clone()
@@ -51,7 +49,6 @@ def test_slices_are_bases_with_their_rows_replaced(drawn: Drawn) -> None:
     assert torch.equal(drawn.field.base, before)
 
 
-@LAW
 @given(drawn=drawn())
 def test_the_form_of_a_field_takes_its_rows_from_whole_slices(drawn: Drawn) -> None:
     field = drawn.field
@@ -65,7 +62,6 @@ def test_the_form_of_a_field_takes_its_rows_from_whole_slices(drawn: Drawn) -> N
     assert equal(found.stacked(), expected)
 
 
-@LAW
 @given(drawn=drawn(), data=st.data())
 def test_taking_is_taking_from_the_dense_form(drawn: Drawn, data: st.DataObject) -> None:
     chosen = data.draw(st.lists(st.integers(0, len(drawn.dense) - 1), max_size=6))
@@ -75,7 +71,6 @@ def test_taking_is_taking_from_the_dense_form(drawn: Drawn, data: st.DataObject)
         assert equal(part.stacked(), drawn.dense[positions])
 
 
-@LAW
 @given(drawn=drawn())
 def test_parts_of_every_client_join_to_the_whole(drawn: Drawn) -> None:
     parts = [take(drawn.field, c) for c in torch.arange(len(drawn.dense)).split(1)]
@@ -83,7 +78,6 @@ def test_parts_of_every_client_join_to_the_whole(drawn: Drawn) -> None:
     assert equal(concatenate([drawn.field]), drawn.dense)
 
 
-@LAW
 @given(seed=st.integers(0, 99), sizes=st.lists(st.integers(1, 3), min_size=1, max_size=3))
 def test_fields_over_different_bases_join(seed: int, sizes: list[int]) -> None:
     values = Key.of(seed).matrix(2 * len(sizes), 4 * 3).view(len(sizes), 2, 4, 3)
@@ -96,7 +90,6 @@ def test_fields_over_different_bases_join(seed: int, sizes: list[int]) -> None:
     assert equal(join([{"w": field} for field, _ in parts])["w"], expected)
 
 
-@LAW
 @given(drawn=drawn(), name=st.text(max_size=12))
 def test_frames_are_those_of_the_dense_form(drawn: Drawn, name: str) -> None:
     clients = len(drawn.dense)

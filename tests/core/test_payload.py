@@ -8,7 +8,7 @@ from itertools import accumulate, pairwise
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -67,7 +67,6 @@ def lengths_and_positions(draw: st.DrawFn, unique: bool = False) -> tuple[list[i
     return lengths, chosen
 
 
-@settings(deadline=None)
 @given(case=lengths_and_positions())
 def test_row_arithmetic_equals_lists(case: tuple[list[int], list[int]]) -> None:
     lengths, chosen = case
@@ -82,7 +81,6 @@ def test_row_arithmetic_equals_lists(case: tuple[list[int], list[int]]) -> None:
     assert ranges(ints(starts), ints([lengths[c] for c in chosen])).tolist() == expected
 
 
-@settings(deadline=None)
 @given(case=lengths_and_positions())
 def test_take_picks_the_clients_in_order(case: tuple[list[int], list[int]]) -> None:
     lengths, chosen = case
@@ -93,7 +91,6 @@ def test_take_picks_the_clients_in_order(case: tuple[list[int], list[int]]) -> N
     assert take(slices, ints(chosen)).t.tolist() == [slices.t[c].tolist() for c in chosen]
 
 
-@settings(deadline=None)
 @given(lengths=LENGTHS)
 def test_parts_of_every_client_join_to_the_whole(lengths: list[int]) -> None:
     clients = torch.arange(len(lengths)).split(1)
@@ -102,7 +99,6 @@ def test_parts_of_every_client_join_to_the_whole(lengths: list[int]) -> None:
         assert equal(take(field, torch.arange(len(lengths))), field)
 
 
-@settings(deadline=None)
 @given(left=LENGTHS, right=LENGTHS)
 def test_joining_keeps_the_order_of_the_parts(left: list[int], right: list[int]) -> None:
     joined = concatenate([ragged(left), ragged(right, start=100)])
@@ -110,7 +106,6 @@ def test_joining_keeps_the_order_of_the_parts(left: list[int], right: list[int])
     assert runs(joined) == runs(ragged(left)) + runs(ragged(right, start=100))
 
 
-@settings(deadline=None)
 @given(case=lengths_and_positions(), seed=st.integers(0, 99))
 def test_taking_twice_is_taking_once(case: tuple[list[int], list[int]], seed: int) -> None:
     lengths, chosen = case
@@ -120,7 +115,6 @@ def test_taking_twice_is_taking_once(case: tuple[list[int], list[int]], seed: in
         assert equal(take(take(field, first), second), take(field, first[second]))
 
 
-@settings(deadline=None)
 @given(case=lengths_and_positions(unique=True))
 def test_putting_back_what_was_taken_changes_nothing(case: tuple[list[int], list[int]]) -> None:
     lengths, chosen = case
@@ -130,7 +124,6 @@ def test_putting_back_what_was_taken_changes_nothing(case: tuple[list[int], list
         assert equal(put(field, part, ints(chosen)), field)
 
 
-@settings(deadline=None)
 @given(case=lengths_and_positions(unique=True), data=st.data())
 def test_put_replaces_the_chosen_clients_only(
     case: tuple[list[int], list[int]], data: st.DataObject

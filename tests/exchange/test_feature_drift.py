@@ -43,7 +43,7 @@ RUN: dict[str, Any] = {
 COUNTS = st.lists(st.integers(0, 9), min_size=BINS, max_size=BINS)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(COUNTS, st.integers(0, 12))
 def test_no_small_count_is_left_and_cumulative_ones_hardly_change(
     values: list[int], least: int

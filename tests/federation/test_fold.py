@@ -12,7 +12,7 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -27,7 +27,6 @@ from silograph.federation.frame import DTYPES
 
 pytest.importorskip("numba")
 
-LAW = settings(deadline=None, max_examples=40)
 NAN = float("nan")
 Dense = dict[str, Tensor]
 Reply = dict[str, Stacked | Patched]
@@ -118,33 +117,28 @@ def assert_one_result(reduce: Sum | WeightedMean, case: Case) -> None:
     assert_bits(folded(reduce, mixed, True), reference)
 
 
-@LAW
 @given(case=cases(), whole_slices=st.booleans())
 def test_a_mean_has_the_same_bits_however_it_comes(case: Case, whole_slices: bool) -> None:
     around = {} if whole_slices else {"w": case.bases[0]}
     assert_one_result(WeightedMean("n", around), case)
 
 
-@LAW
 @given(case=cases(around_only=True))
 def test_a_mean_around_what_all_rest_at(case: Case) -> None:
     assert_one_result(WeightedMean("n", {"w": case.bases[0], "b": case.bases[1, 0]}), case)
 
 
-@LAW
 @given(case=cases(whole=False))
 def test_weights_may_be_fractions(case: Case) -> None:
     assert_one_result(WeightedMean("n", {"w": case.bases[0]}), case)
 
 
-@LAW
 @given(case=cases())
 def test_a_sum_has_the_same_bits_however_it_comes(case: Case) -> None:
     finite = {name: t.nan_to_num() for name, t in case.dense.items()}
     assert_one_result(Sum(), Case(finite, case.bases, case.which, case.places))
 
 
-@LAW
 @given(case=cases(), around=st.booleans())
 def test_a_mean_is_the_plain_weighted_mean(case: Case, around: bool) -> None:
     weights = case.dense["n"]
@@ -165,7 +159,6 @@ def test_a_mean_is_the_plain_weighted_mean(case: Case, around: bool) -> None:
         )
 
 
-@LAW
 @given(case=cases())
 def test_sums_of_integers_are_exact(case: Case) -> None:
     got = folded(Sum(), [case.part([c], dense=True) for c in range(len(case.dense["n"]))], True)

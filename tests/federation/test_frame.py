@@ -10,7 +10,7 @@ import hypothesis.extra.numpy as hnp
 import numpy as np
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from silograph.core.errors import FrameError
@@ -78,7 +78,7 @@ def assert_same_bits(a: dict[str, Field], b: dict[str, Field]) -> None:
             assert field.off.tolist() == other.off.tolist()
 
 
-@settings(max_examples=100, suppress_health_check=[HealthCheck.too_slow], deadline=None)
+@settings(max_examples=100)
 @given(payloads(), st.text(max_size=20), st.sampled_from(Kind), st.integers(0, 2**32 - 1))
 def test_size_and_round_trip(
     drawn: tuple[int, dict[str, Field]], op: str, kind: Kind, number: int
@@ -189,7 +189,7 @@ def test_frames_over_the_maximum_are_refused_unread() -> None:
         decode(example(), max_bytes=10)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.binary(max_size=300))
 def test_random_bytes_are_refused(data: bytes) -> None:
     with pytest.raises(FrameError):

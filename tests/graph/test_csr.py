@@ -52,7 +52,6 @@ def equal(matrix: CSR, expected: "sp.csr_matrix | np.ndarray") -> bool:
     )
 
 
-@settings(deadline=None)
 @given(matrix=matrices())
 def test_a_copy_of_scipy_is_the_same_matrix(matrix: sp.csr_matrix) -> None:
     csr = CSR.from_scipy(matrix)
@@ -88,7 +87,6 @@ def test_from_scipy_leaves_its_input_alone_and_shares_nothing_with_it() -> None:
     assert csr.values.tolist() == [2.0, 1.0, 3.0]
 
 
-@settings(deadline=None)
 @given(matrix=matrices(), seed=st.integers(0, 99))
 def test_pairs_in_any_order_give_the_pattern(matrix: sp.csr_matrix, seed: int) -> None:
     pattern = sp.coo_matrix(matrix)
@@ -100,7 +98,6 @@ def test_pairs_in_any_order_give_the_pattern(matrix: sp.csr_matrix, seed: int) -
     assert equal(csr, (matrix.toarray() != 0).astype(float))
 
 
-@settings(deadline=None)
 @given(matrix=matrices(), ones=st.booleans())
 def test_transposed_equals_scipy(matrix: sp.csr_matrix, ones: bool) -> None:
     if ones:
@@ -111,7 +108,6 @@ def test_transposed_equals_scipy(matrix: sp.csr_matrix, ones: bool) -> None:
     assert (csr.transposed.values is None) == ones
 
 
-@settings(deadline=None)
 @given(matrix=matrices(), ones=st.booleans(), data=st.data())
 def test_select_rows_equals_scipy(matrix: sp.csr_matrix, ones: bool, data: st.DataObject) -> None:
     if ones:
@@ -123,7 +119,6 @@ def test_select_rows_equals_scipy(matrix: sp.csr_matrix, ones: bool, data: st.Da
     assert equal(chosen, matrix.toarray()[rows])
 
 
-@settings(deadline=None)
 @given(
     shapes=st.lists(st.tuples(st.integers(0, 4), st.integers(0, 4)), min_size=1, max_size=5),
     ones=st.booleans(),
@@ -186,7 +181,6 @@ def test_to_gives_values_where_there_were_none(dtype: torch.dtype) -> None:
     assert equal(CSR.from_scipy(matrix).to("cpu", dtype), matrix)
 
 
-@settings(deadline=None)
 @given(matrix=matrices(), seed=st.integers(0, 99))
 def test_product_of_the_tensor_equals_scipy(matrix: sp.csr_matrix, seed: int) -> None:
     right = np.random.default_rng(seed).integers(0, 9, (matrix.shape[1], 3)).astype(np.float64)
@@ -203,7 +197,7 @@ def test_a_matrix_without_values_has_no_tensor() -> None:
 
 
 @given(st.integers(1, 9), st.lists(st.tuples(st.integers(0, 8), st.integers(0, 8)), max_size=30))
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 def test_undirected_has_both_directions_once_and_no_loops(
     n: int, pairs: list[tuple[int, int]]
 ) -> None:

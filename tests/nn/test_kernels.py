@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import silograph
@@ -37,8 +37,6 @@ from silograph.nn.kernels import training as loss_kernels
 MakeGraph = Callable[..., Graph]
 CutBlock = Callable[..., tuple[ClientBlock, Route]]
 WORD = st.integers(0, 2**64 - 1)
-FIXTURES = [HealthCheck.function_scoped_fixture]
-LAW = settings(deadline=None, suppress_health_check=FIXTURES)
 DROPS = [0.0, 1e-6, 0.3, 0.5, 0.999, 1 - 1e-9]
 
 
@@ -108,19 +106,16 @@ def test_products_of_strided_matrices_or_mixed_types_are_not_compiled() -> None:
             multiply(*factors, np.empty((len(factors[0]), factors[1].shape[1])))
 
 
-@LAW
 @given(word=WORD)
 def test_mix_is_mix(word: int) -> None:
     assert called(draws.mix)(np.uint64(word)) == mix(word)
 
 
-@LAW
 @given(key=WORD, number=WORD)
 def test_fold_is_fold(key: int, number: int) -> None:
     assert called(draws.fold)(np.uint64(key), np.uint64(number)) == Key(key).fold(number).value
 
 
-@LAW
 @given(key=WORD, number=st.integers(0, 2**63 - 1))
 def test_counters_of_loops_fold_like_any_number(key: int, number: int) -> None:
     assert called(draws.fold)(np.uint64(key), number) == Key(key).fold(number).value
@@ -153,7 +148,7 @@ def tables(
     return data.rows, shape, arrays.scratch(data.rows, data.inputs, shape, clients, dtype, 1, 1)
 
 
-@settings(LAW, max_examples=30)
+@settings(max_examples=30)
 @given(key=WORD, width=st.integers(1, 13), drop=st.sampled_from(DROPS))
 def test_drop_is_keep(
     make_graph: MakeGraph, cut_block: CutBlock, key: int, width: int, drop: float
@@ -169,7 +164,7 @@ def test_drop_is_keep(
     np.testing.assert_array_equal(h, expected)
 
 
-@settings(LAW, max_examples=30)
+@settings(max_examples=30)
 @given(key=WORD, size=st.integers(1, 30))
 def test_shuffled_is_the_order_of_batches(
     make_graph: MakeGraph, cut_block: CutBlock, key: int, size: int
@@ -207,7 +202,7 @@ def edges_by_torch(
     return found
 
 
-@settings(LAW, max_examples=30)
+@settings(max_examples=30)
 @given(
     key=WORD,
     client=st.integers(0, 2),
@@ -244,7 +239,6 @@ def test_sample_draws_the_edges_of_the_torch_form(
     assert bool((memory.place == -1).all())  # ready for the next step
 
 
-@LAW
 @given(
     row=WORD,
     keys=st.lists(st.integers(-(2**63), 2**63 - 1), min_size=1, max_size=12, unique=True),
@@ -265,7 +259,6 @@ def test_smallest_scores_win(row: int, keys: list[int], data: st.DataObject) -> 
 LOGIT = st.floats(-800, 800)
 
 
-@LAW
 @given(logits=st.lists(LOGIT, min_size=1, max_size=6), data=st.data(), weight=st.floats(0.01, 1))
 def test_softmax_gradient_is_that_of_autograd(
     logits: list[float], data: st.DataObject, weight: float
@@ -280,7 +273,6 @@ def test_softmax_gradient_is_that_of_autograd(
     np.testing.assert_allclose(out, grad.numpy(), rtol=0, atol=1e-12)
 
 
-@LAW
 @given(
     bits=st.lists(st.tuples(LOGIT, st.integers(-1, 1)), min_size=1, max_size=6),
     weight=st.floats(0.01, 1),

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import scipy.stats
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -208,7 +208,6 @@ def test_rows_draw_independently_of_each_other(make_graph: MakeGraph) -> None:
     assert scipy.stats.chisquare(table.ravel()).pvalue > 1e-3
 
 
-@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     seed=st.integers(0, 99),
     fanout=st.integers(1, 9) | st.none(),
@@ -229,7 +228,6 @@ def test_drawn_are_some_neighbors_each_once(
         assert share[place == position].tolist() == [len(known) / max(len(drawn), 1)] * len(drawn)
 
 
-@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(size=st.integers(1, 40) | st.none(), seed=st.integers(0, 99))
 def test_an_epoch_visits_every_training_node_once(
     make_graph: MakeGraph, cut_block: CutBlock, size: int | None, seed: int

@@ -19,7 +19,7 @@ import numba
 
 from silograph.task import count_kernels
 
-LAW = settings(deadline=None, max_examples=60)
+LAW = settings(max_examples=60)
 TASKS = pytest.mark.parametrize("task", ["multiclass", "multilabel"])
 INF, NAN = float("inf"), float("nan")
 

@@ -69,7 +69,7 @@ def numbers_of_nodes(form: LabelForm, sent: dict[str, Tensor], part: str) -> dic
     return found
 
 
-@settings(deadline=None, max_examples=25)
+@settings(max_examples=25)
 @given(
     form=st.sampled_from(FORMS),
     seed=st.integers(0, 9999),

@@ -14,7 +14,7 @@ import networkx as nx
 import numpy as np
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -39,9 +39,6 @@ MakeGraph = Callable[..., Graph]
 MakeBlock = Callable[..., tuple[ClientBlock, Route]]
 
 # The shared fixtures are plain functions: they need no fresh start for every example.
-LAW = settings(
-    deadline=None, max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
 
 
 @st.composite
@@ -147,7 +144,6 @@ def check_block(block: ClientBlock, parts: list[Part]) -> None:
         assert matrix.values is not None  # a block is ready for products
 
 
-@LAW
 @given(
     cut=cuts(), sparse=st.booleans(), multilabel=st.booleans(), missing=st.sampled_from([0, 0.4])
 )
@@ -179,7 +175,6 @@ def test_a_block_is_made_of_its_clients(
     assert torch.equal(block.client[answering], partition.owner[slots])
 
 
-@LAW
 @given(cut=cuts())
 def test_internal_and_halo_sums_make_the_whole_sum(
     make_graph: MakeGraph, cut: tuple[int, Partition]
@@ -214,7 +209,6 @@ def test_an_edge_of_two_clients_that_both_hold_its_ends_stays_inside(
     assert block.halo.boundary[route.target].tolist() == [3, 0]
 
 
-@LAW
 @given(cut=cuts(), sparse=st.booleans(), data=st.data())
 def test_taking_clients_gives_the_block_of_those_clients(
     make_graph: MakeGraph, cut: tuple[int, Partition], sparse: bool, data: st.DataObject
@@ -254,7 +248,6 @@ def named_keys(graph: Graph, partition: Partition) -> dict[tuple[str, int], int]
     return dict(zip(names, block.row_key.tolist(), strict=True))
 
 
-@LAW
 @given(cut=cuts())
 def test_row_keys_follow_names_not_positions(
     make_graph: MakeGraph, cut: tuple[int, Partition]
@@ -310,7 +303,6 @@ def test_a_partition_of_another_graph_is_refused(make_graph: MakeGraph) -> None:
         make_block(graph, whole(make_graph(21)), drawn_roles(graph, 0))
 
 
-@LAW
 @given(seed=st.integers(0, 99), sparse=st.booleans(), nodes=st.sets(st.integers(0, 14), min_size=1))
 def test_a_subgraph_is_the_matrix_of_its_nodes(
     make_graph: MakeGraph, seed: int, sparse: bool, nodes: set[int]

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -15,9 +15,6 @@ from silograph.graph.graph import Graph
 
 MakeGraph = Callable[..., Graph]
 CutBlock = Callable[..., tuple[ClientBlock, Route]]
-LAW = settings(
-    deadline=None, max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
 
 
 def dense(matrix: CSR) -> Tensor:
@@ -32,7 +29,6 @@ def sparse_rows(
     return block, block.x
 
 
-@LAW
 @given(seed=st.integers(0, 99), width=st.integers(1, 30), clients=st.integers(1, 6))
 def test_used_rows_are_the_features_that_occur(
     make_graph: MakeGraph, cut_block: CutBlock, seed: int, width: int, clients: int
@@ -52,7 +48,6 @@ def test_used_rows_are_the_features_that_occur(
         assert not bool(compact[~rows][:, mine].any())
 
 
-@LAW
 @given(seed=st.integers(0, 99), width=st.integers(1, 30), group=st.permutations(range(4)))
 def test_a_client_uses_the_same_rows_in_every_block(
     make_graph: MakeGraph, cut_block: CutBlock, seed: int, width: int, group: list[int]

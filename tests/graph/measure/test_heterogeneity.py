@@ -12,11 +12,7 @@ from hypothesis import strategies as st
 
 from silograph.graph import heterogeneity
 from silograph.graph.csr import CSR
-from silograph.graph.heterogeneity import (
-    degree_distances,
-    label_distances,
-    local_clustering,
-)
+from silograph.graph.heterogeneity import degree_distances, label_distances, local_clustering
 
 
 def test_label_distances_by_hand() -> None:
@@ -37,7 +33,7 @@ def test_degree_distances_by_hand() -> None:
     assert len(degree_distances(client[:2], degree[:2], 1)) == 0
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(st.lists(st.lists(st.integers(0, 5), min_size=1, max_size=9), min_size=2, max_size=5))
 def test_degree_distances_agree_with_a_loop(degrees: list[list[int]]) -> None:
     shares = [np.bincount(row, minlength=6) / len(row) for row in degrees]

@@ -54,7 +54,7 @@ def reference_distance(rows: list[list[int]], power: int = 1) -> float:
     return float(np.mean(distances)) if distances else math.nan
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(cut_graphs())
 def test_figures_agree_with_loops(drawn: tuple[Graph, Partition]) -> None:
     graph, partition = drawn

@@ -52,7 +52,7 @@ def by_node_id(graph: Graph, partition: Partition) -> list[dict[int, int]]:
 
 @pytest.mark.law(sample=6)
 @pytest.mark.parametrize("method", DISJOINT)
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(data=st.data())
 def test_every_node_goes_to_one_client_and_every_client_gets_one(
     method: str, data: st.DataObject

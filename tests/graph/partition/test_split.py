@@ -52,7 +52,7 @@ def cut(graph: Graph, clients: int) -> Partition:
     return make_partition(graph, "random", clients=clients, key=Key.of(0))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     nodes=st.integers(30, 120),
     clients=st.integers(1, 6),

@@ -52,7 +52,7 @@ def edge_lists(draw: st.DrawFn) -> tuple[int, list[tuple[int, int]]]:
 
 
 @given(edge_lists())
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 def test_edges_become_undirected_without_loops_or_repeats(
     case: tuple[int, list[tuple[int, int]]],
 ) -> None:
@@ -70,7 +70,6 @@ def test_edges_become_undirected_without_loops_or_repeats(
 
 
 @given(edge_lists(), st.randoms(use_true_random=False))
-@settings(deadline=None, max_examples=40)
 def test_relabelled_nodes_give_the_relabelled_graph(
     case: tuple[int, list[tuple[int, int]]], random: Any
 ) -> None:

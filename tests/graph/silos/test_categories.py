@@ -51,7 +51,7 @@ def write(folder: Path, kinds: list[str], silos: int = 1) -> Path:
 WORDS = st.sampled_from(["gold", "Gold", "basic", "NA", "", "a,b", "-3", '"x"', "ß", "é"])
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     st.lists(st.lists(WORDS, min_size=1, max_size=30), min_size=1, max_size=3), st.integers(1, 2)
 )

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import silograph as sg
@@ -122,7 +122,6 @@ def test_a_schema_is_checked(text: str, words: str) -> None:
     assert words in str(caught.value)
 
 
-@settings(deadline=None)
 @given(
     st.floats(-1e9, 1e9, allow_nan=False).map(lambda x: round(x, 3)),
     st.sampled_from([(".", ""), (",", ""), (",", ".")]),
@@ -177,7 +176,6 @@ def test_a_missing_number_becomes_the_mean_and_is_marked() -> None:
     assert columns(Number(), [None, None]) == {"x": [0, 0]}
 
 
-@settings(deadline=None)
 @given(st.lists(st.floats(-1e6, 1e6), min_size=2, max_size=30))
 def test_scales_against_numpy(values: list[float]) -> None:
     cells: list[str | None] = [repr(v) for v in values]
