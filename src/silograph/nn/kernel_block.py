@@ -92,7 +92,7 @@ def _row_arrays(model: Staged, block: ClientBlock) -> arrays.RowArrays:
         train=contiguous(train - first[train], np.int64),
         train_off=contiguous(offsets(block.num_train), np.int64),
         y=contiguous(block.y if block.y.dim() == 2 else block.y[:, None], np.int64),
-        class_weight=None
+        class_weight=np.empty(0)
         if block.class_weight is None
         else contiguous(block.class_weight, np.float64),
     )

@@ -186,7 +186,7 @@ class RowArrays(NamedTuple):
     train: Array  # training rows, ascending in a client
     train_off: Array  # (C + 1,)
     y: Array  # labels, (n, 1) or (n, K)
-    class_weight: Array | Absent  # (K,) of the loss of each class, or of bits that are 1
+    class_weight: Array  # (K,) of the loss of each class, or of bits that are 1; (0,): all are 1
 
 
 class InputArrays(NamedTuple):

@@ -126,7 +126,7 @@ def weighted_loss_gradient(
 @compiled
 def loss_gradient(rows: RowArrays, shape: ModelShape, k: int, train: Array, s: Scratch) -> float:
     """Replace logits by the gradient of the mean loss of the step's training rows; return it."""
-    if rows.class_weight is not None:
+    if rows.class_weight.shape[0] > 0:
         return weighted_loss_gradient(rows, shape, k, train, s)
     a, count, total, at = rows.off[k], train.shape[0], 0.0, 0
     drawn, out, y, nodes = shape.fanout is not None, s.out, rows.y, s.nodes
