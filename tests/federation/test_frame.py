@@ -28,7 +28,7 @@ from silograph.federation.frame import (
 )
 
 ENVELOPE = Envelope("train", Kind.WEIGHTS, 3, 7)
-MUTATIONS = int(os.environ.get("SILOGRAPH_FUZZ", "100000"))
+MUTATIONS = int(os.environ.get("SILOGRAPH_FUZZ", "40000"))
 
 
 @st.composite

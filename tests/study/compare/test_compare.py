@@ -678,7 +678,7 @@ def test_resuming_by_the_folder(work: Path, make_graph: MakeGraph) -> None:
         resume_comparison("b")
 
 
-@pytest.mark.parametrize("most", [3, pytest.param(6, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("most", [1, pytest.param(6, marks=pytest.mark.slow)])
 def test_kills_do_not_show(tmp_path: Path, most: int) -> None:
     """SIGKILL at random instants: the lines and every run's files are those of no kill."""
     done = completed([sys.executable, "-m", "killing_compare", str(tmp_path), str(most), "1"])
