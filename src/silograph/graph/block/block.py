@@ -131,10 +131,11 @@ def connect(graph: Graph, partition: Partition) -> tuple[CSR, Halo, Route]:
     owner_row = _GrowingTensor(num_edges, external.dtype)
     slots_of_client = torch.zeros(clients, dtype=torch.int64)
     for edges in held_edges(graph.weighted_adj, partition.nodes):
-        is_internal, is_external = partition.internal(edges), partition.external(edges)
-        internal.add(edges, is_internal, edges.position[is_internal])
-        slots, slot_of_edge = distinct_numbers(edges.place[is_external], edges.num_places)
-        external.add(edges, is_external, slot_of_edge + len(key))
+        inner = partition.internal(edges).nonzero()[:, 0]
+        outer = partition.external(edges).nonzero()[:, 0]
+        internal.add(edges, inner, edges.position[inner])
+        slots, slot_of_edge = distinct_numbers(edges.place[outer], edges.num_places)
+        external.add(edges, outer, slot_of_edge + len(key))
         slot_client, slot_node = slots // num_nodes + edges.first_client, slots % num_nodes
         slots_of_client += torch.bincount(slot_client, minlength=clients)
         key.add(client_words(names[slot_client], words[slot_node]))
@@ -191,15 +192,15 @@ class _GrowingRows:
         if weight is not None:
             self._values = _GrowingTensor(entries, weight.dtype, tuple(weight.shape[1:]))
 
-    def add(self, edges: HeldEdges, mask: Tensor, columns: Tensor) -> None:
-        """Append those edges of a chunk that a mask (e,) selects, with columns (k,) of them."""
+    def add(self, edges: HeldEdges, selected: Tensor, columns: Tensor) -> None:
+        """Append the edges of a chunk at `selected` (k,), ascending, with columns (k,)."""
         start, end = edges.rows
-        lengths = torch.bincount(edges.row[mask] - start, minlength=end - start)
+        lengths = torch.bincount(edges.row[selected] - start, minlength=end - start)
         self._lengths[start:end] = lengths
         self._indices.add(columns)
         if self._values is not None:
             assert edges.weight is not None  # as said at the beginning
-            self._values.add(edges.weight[mask])
+            self._values.add(edges.weight[selected])
 
     def csr(self, num_cols: int) -> CSR:
         """Return the matrix."""
