@@ -32,6 +32,7 @@ from silograph.graph.partition.options import (
     SharesOptions,
     Spread,
 )
+from silograph.graph.partition.partition_cache import cached_parts
 
 if TYPE_CHECKING:
     import scipy.sparse as sp
@@ -56,7 +57,14 @@ def metis(graph: Graph, clients: int, key: Key, _options: NoPartitionOptions) ->
     each then gets one node of the part that is largest at that time.
     """
     order = key_order(graph.node_id, key)
-    part = metis_parts(_adjacency(graph, order), clients, key)
+    settings = metis_settings(graph.num_nodes, clients, key)
+    part = cached_parts(
+        graph.adj,
+        order,
+        clients,
+        settings,
+        lambda: metis_parts(_adjacency(graph, order), clients, key),
+    )
     return scattered(fill_empty(part, clients), order)
 
 
@@ -139,13 +147,20 @@ def metis_parts(adjacency: "sp.csr_matrix", parts: int, key: Key) -> np.ndarray:
     """
     import pymetis
 
+    recursive, seed = metis_settings(adjacency.shape[0], parts, key)
     result = pymetis.part_graph(
         parts,
         pymetis.CSRAdjacency(adjacency.indptr, adjacency.indices),
-        recursive=parts <= 8 or adjacency.shape[0] < SMALLEST_COARSENING * parts,
-        options=pymetis.Options(seed=key.fold("metis").value >> 33),  # 31 bits: an int of C
+        recursive=recursive,
+        options=pymetis.Options(seed=seed),
     )
     return np.asarray(result.vertex_part, dtype=np.int64)
+
+
+def metis_settings(nodes: int, parts: int, key: Key) -> tuple[bool, int]:
+    """Return whether METIS bisects recursively, and its seed."""
+    seed = key.fold("metis").value >> 33  # 31 bits: an int of C
+    return parts <= 8 or nodes < SMALLEST_COARSENING * parts, seed
 
 
 def _halve_largest(
