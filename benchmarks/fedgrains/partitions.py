@@ -32,9 +32,9 @@ from fedgrains_tables import (
 
 import silograph as sg
 from silograph.core.key import Key
+from silograph.graph.block.block import connect
 from silograph.graph.graph import Graph, key_order, largest_component
 from silograph.graph.heterogeneity import describe
-from silograph.graph.partition.cuts import held_edges
 from silograph.graph.partition.partition import Partition, make_partition
 
 HERE = Path(__file__).parent
@@ -83,8 +83,7 @@ def cell(graph: Graph, dataset: str, scenario: str, clients: int, seed: int) -> 
 
 def internal_degrees(graph: Graph, cut: Partition) -> list[np.ndarray]:
     """Return the internal degree of every node of every client."""
-    edges = held_edges(graph.adj, cut.nodes)
-    degree = np.bincount(edges.row[cut.internal(edges)].numpy(), minlength=len(cut.copies))
+    degree = connect(graph, cut)[0].degree.numpy()
     return np.split(degree, np.cumsum([len(part) for part in cut.nodes])[:-1])
 
 

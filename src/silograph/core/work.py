@@ -14,9 +14,13 @@ returns does not depend on it.
 
 import ctypes
 import gc
+import math
+import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -205,8 +209,49 @@ def keep_freed_memory() -> None:
     torch.empty(LARGEST, dtype=torch.uint8)
 
 
+class ReusedMemory:
+    """Makes large arrays in the memory of an earlier one that nothing refers to any more.
+
+    A block of clients has trained weights of about the same size in every call. As new memory
+    they would be mapped and zeroed each time, for glibc keeps no block larger than `LARGEST`.
+    Memory of the latest array alone is kept.
+    """
+
+    MOST_BYTES = 1 << 27  # larger arrays are freed
+    MOST_WASTE = 1.25  # bytes of the memory for each of an array in it
+
+    def __init__(self) -> None:
+        self._latest = np.empty(0, np.uint8)
+        self._lock = threading.Lock()
+
+    def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray:
+        """Return an array with any values, as `np.empty` does."""
+        size = math.prod(shape) * dtype.itemsize
+        if not LARGEST < size <= self.MOST_BYTES:
+            return np.empty(shape, dtype)
+        with self._lock:
+            # An array in the memory, and any part of it, refers to the whole memory (`base`), and a
+            # tensor of either to its array. So the count falls to 2 (the attribute, and the
+            # argument of the call) when the last of them is gone.
+            is_free = sys.getrefcount(self._latest) == 2
+            if not is_free or not size <= self._latest.nbytes <= self.MOST_WASTE * size:
+                self._latest = np.empty(0, np.uint8)  # freed before there is more
+                self._latest = np.empty(size, np.uint8)
+            whole: np.ndarray = self._latest[:size].view(dtype).reshape(shape)
+        return whole
+
+    def release(self) -> None:
+        """Free the memory that is kept."""
+        with self._lock:
+            self._latest = np.empty(0, np.uint8)
+
+
+REUSED_MEMORY = ReusedMemory()
+
+
 def hand_back_freed_memory() -> None:
     """Return freed memory of this process to the system, where its allocator (glibc) can."""
+    REUSED_MEMORY.release()
     gc.collect()
     try:
         ctypes.CDLL(None).malloc_trim(0)

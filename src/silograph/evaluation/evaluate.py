@@ -332,9 +332,25 @@ def sum_histograms(
     for name, bins in counts.items():
         if name.endswith(HISTOGRAM):
             part = name.removesuffix(HISTOGRAM)
-            all_counts[name] = spread_bins(bins, rules.min_count) if rules.merges else bins.sum(0)
+            all_counts[name] = (
+                spread_bins(bins, rules.min_count) if rules.merges else _sum_of_clients(bins)
+            )
             all_counts[f"{part}.has_histogram"] = bins.flatten(1).any(dim=1)
     return all_counts
+
+
+SUMMED_TOGETHER = 16  # clients
+
+
+def _sum_of_clients(bins: Tensor) -> Tensor:
+    """Return the sum of whole numbers (C, ...) over clients, int64.
+
+    torch copies all of them as int64 to sum them, so a few are summed at a time.
+    """
+    total = bins.new_zeros(bins.shape[1:], dtype=torch.int64)
+    for part in bins.split(SUMMED_TOGETHER):
+        total += part.sum(0)
+    return total
 
 
 def server_counts(

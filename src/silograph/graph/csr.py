@@ -15,7 +15,8 @@ from silograph.core.errors import DataError
 from silograph.core.payload import offsets, ranges, runs_at
 
 
-def _index_dtype(entries: int, columns: int) -> torch.dtype:
+def index_dtype(entries: int, columns: int) -> torch.dtype:
+    """Return the dtype of the arrays of a matrix with so many entries and columns."""
     return torch.int32 if max(entries, columns) < 2**31 else torch.int64
 
 
@@ -53,7 +54,7 @@ class CSR:
         """Return a copy of a SciPy matrix; `ones` drops its values."""
         rows = sp.csr_matrix(matrix, copy=True)
         rows.sort_indices()
-        dtype = _index_dtype(rows.nnz, rows.shape[1])
+        dtype = index_dtype(rows.nnz, rows.shape[1])
         values = None if ones else torch.from_numpy(np.ascontiguousarray(rows.data))
         return CSR(
             torch.from_numpy(np.ascontiguousarray(rows.indptr)).to(dtype),
@@ -230,7 +231,7 @@ class CSR:
 
     def with_columns(self, indices: Tensor, num_cols: int) -> "CSR":
         """Return the same rows and values with other columns (nnz,), ascending in each row."""
-        dtype = _index_dtype(self.nnz, num_cols)
+        dtype = index_dtype(self.nnz, num_cols)
         return CSR(self.indptr.to(dtype), indices.to(dtype), self.values, num_cols)
 
     def with_values(self, values: Tensor) -> "CSR":
@@ -297,7 +298,7 @@ class Runs(CSR):
     @cached_property
     def _index_dtype(self) -> torch.dtype:
         entries = int(self._entry_off.diff()[self._positions].sum())
-        return _index_dtype(entries, self.num_cols)
+        return index_dtype(entries, self.num_cols)
 
     @cached_property
     def degree(self) -> Tensor:
@@ -335,7 +336,7 @@ def _joined(parts: Sequence[CSR], columns: Sequence[Tensor], num_cols: int) -> C
     values = [part.values for part in parts if part.values is not None]
     lengths = torch.cat([part.degree for part in parts])
     indices = torch.cat(tuple(columns))
-    dtype = _index_dtype(len(indices), num_cols)
+    dtype = index_dtype(len(indices), num_cols)
     return CSR(
         offsets(lengths).to(dtype),
         indices.to(dtype),

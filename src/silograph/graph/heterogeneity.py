@@ -4,8 +4,8 @@ n: nodes. C: clients. K: classes (bits, for multi-label). E: stored edges, both 
 """
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
@@ -13,9 +13,11 @@ from torch import Tensor
 
 from silograph.core.errors import DataError
 from silograph.core.numeric_state import standard_numerics
+from silograph.core.payload import offsets
+from silograph.graph.block.block import connect
 from silograph.graph.csr import CSR
 from silograph.graph.graph import MISSING, Graph, Split
-from silograph.graph.partition.cuts import HeldEdges, held_edges
+from silograph.graph.partition.cuts import CHUNK_EDGES, distinct_numbers, held_edges
 from silograph.graph.partition.partition import Partition
 
 WEDGES = 1 << 24  # entries of a product that are held at a time, 12 bytes each
@@ -99,19 +101,39 @@ def edge_homophily(graph: Graph) -> float:
     """
     if graph.has_numbers:
         return math.nan
-    labeled = graph.labeled
-    row, col = graph.edge_index
-    is_known = labeled[row] & labeled[col]
-    row, col = row[is_known], col[is_known]
-    if not len(row):
+    labeled, adj, agreement, num_known, num_same = graph.labeled, graph.adj, [], 0, 0
+    for start, end in _row_chunks(adj):
+        first, last = int(adj.indptr[start]), int(adj.indptr[end])
+        row = torch.repeat_interleave(torch.arange(start, end), adj.degree[start:end])
+        col = adj.indices[first:last].long()
+        is_known = labeled[row] & labeled[col]
+        row, col = row[is_known], col[is_known]
+        num_known += len(row)
+        if graph.task == "multiclass":
+            num_same += int((graph.y[row] == graph.y[col]).sum())
+            continue
+        shared_bits, either = torch.zeros(len(row)), torch.zeros(len(row))
+        for bit in (graph.y == 1).unbind(dim=1):  # bit by bit: (E, K) need not fit in memory
+            shared_bits += bit[row] & bit[col]
+            either += bit[row] | bit[col]
+        agreement.append(torch.where(either == 0, 1.0, shared_bits / either.clamp(min=1)))
+    if not num_known:
         return math.nan
     if graph.task == "multiclass":
-        return float((graph.y[row] == graph.y[col]).double().mean())
-    shared_bits, either = torch.zeros(len(row)), torch.zeros(len(row))
-    for bit in (graph.y == 1).unbind(dim=1):  # bit by bit: (E, K) need not fit in memory
-        shared_bits += bit[row] & bit[col]
-        either += bit[row] | bit[col]
-    return float(torch.where(either == 0, 1.0, shared_bits / either.clamp(min=1)).double().mean())
+        return num_same / num_known
+    return float(torch.cat(agreement).double().mean())
+
+
+def _row_chunks(adj: CSR) -> Iterator[tuple[int, int]]:
+    """Yield the first and last + 1 row of runs with at most `CHUNK_EDGES` entries, or one row."""
+    start = 0
+    while start < adj.num_rows:
+        most = int(adj.indptr[start]) + CHUNK_EDGES
+        bound = torch.tensor(most, dtype=torch.int64)
+        end = int(torch.searchsorted(adj.indptr, bound, right=True)) - 1
+        end = max(end, start + 1)
+        yield start, end
+        start = end
 
 
 # --- statistics ----------------------------------------------------------------------------------
@@ -266,38 +288,36 @@ def describe(
             f"got one of {partition.num_nodes}"
         )
     nodes, client, clients = partition.copies, partition.client_of_node, len(partition.ids)
-    edges = held_edges(graph.adj, partition.nodes)
-    is_internal, is_external = partition.internal(edges), partition.external(edges)
-    # A remote neighbor counts once for each client: (client, node) as one number.
-    row, distinct = edges.row[is_internal], client[edges.row] * graph.num_nodes + edges.neighbor
-    remote = torch.unique(distinct[is_external]) // graph.num_nodes
     if copies is None and split is not None:
         copies = split.map(lambda mask: mask[nodes])
     labels = _labels(graph, nodes, client, clients)
     label_distance = label_distances(labels)
-    local = CSR.from_pairs(row, edges.position[is_internal], (len(nodes), len(nodes)))
-    ends = client[edges.row[is_external]], partition.owner[edges.neighbor[is_external]]
+    counts = _count_edges(graph, partition)
     sizes = torch.bincount(client, minlength=clients)
+    local_means, uncut_mean = None, None
+    if clustering:
+        local = connect(replace(graph, edge_weight=None), partition)[0]
+        local_means = _client_means(local_clustering(local), client, sizes)
+        uncut_mean = float(local_clustering(graph.adj).mean())
     return CutStatistics(
         ids=partition.ids,
         nodes=sizes,
-        internal_edges=torch.bincount(client[row], minlength=clients) // 2,
-        cross_edges=torch.bincount(ends[0], minlength=clients),
-        halo=torch.bincount(remote, minlength=clients),
-        between=_count_edges_between(*ends, clients) if clients <= MOST_PAIRED else None,
+        internal_edges=offsets(counts.degree)[offsets(sizes)].diff() // 2,
+        cross_edges=counts.cross,
+        halo=counts.halo,
+        between=counts.between,
         labels=labels,
         **_roles(copies, client, clients),
         test_leaks=None if copies is None else leaked_tests(copies, partition),
         num_edges=graph.num_edges,
-        edges_cut=graph.num_edges
-        - _count_covered_edges(nodes, edges, is_internal, graph.num_nodes),
+        edges_cut=graph.num_edges - counts.covered,
         num_nodes=graph.num_nodes,
         nodes_held=int((partition.owner >= 0).sum()),
         label_distance=_mean(label_distance),
         label_divergence=_mean(label_distance**2),
-        degree_distance=_mean(degree_distances(client, local.degree, clients)),
-        clustering=_client_means(local_clustering(local), client, sizes) if clustering else None,
-        uncut_clustering=float(local_clustering(graph.adj).mean()) if clustering else None,
+        degree_distance=_mean(degree_distances(client, counts.degree, clients)),
+        clustering=local_means,
+        uncut_clustering=uncut_mean,
         homophily=edge_homophily(graph),
         shared=count_shared(graph, nodes),
     )
@@ -318,11 +338,56 @@ def count_shared(graph: Graph, nodes: Tensor) -> dict[str, int]:
     return {"shared_users": users, "shared_items": items}
 
 
-def _count_edges_between(own_client: Tensor, other_client: Tensor, clients: int) -> Tensor:
-    """Return the stored cross-client edges from each client to each other, (C, C)."""
-    return torch.bincount(own_client * clients + other_client, minlength=clients**2).view(
-        clients, clients
-    )
+@dataclass(frozen=True, eq=False)
+class _EdgeCounts:
+    """Numbers of edges of the clients of a cut.
+
+    Attributes:
+        degree: (n,) int64 internal edges of each copy of a node.
+        cross: (C,) int64 cross-client edges of each client.
+        halo: (C,) int64 their distinct remote end points.
+        between: (C, C) int64 as in `CutStatistics`.
+        covered: undirected edges that are internal to at least one client.
+    """
+
+    degree: Tensor
+    cross: Tensor
+    halo: Tensor
+    between: Tensor | None
+    covered: int
+
+
+def _count_edges(graph: Graph, partition: Partition) -> _EdgeCounts:
+    """Count the edges of a cut, chunk by chunk."""
+    nodes, client, clients = partition.copies, partition.client_of_node, len(partition.ids)
+    has_copies = len(nodes) > len(torch.unique(nodes))
+    degree = torch.zeros(len(nodes), dtype=torch.int64)
+    cross, halo = torch.zeros(2, clients, dtype=torch.int64)
+    between = None
+    if clients <= MOST_PAIRED:
+        between = torch.zeros(clients, clients, dtype=torch.int64)
+    covered, num_covered = [], 0
+    for edges in held_edges(graph.adj, partition.nodes):
+        is_internal, is_external = partition.internal(edges), partition.external(edges)
+        row, (start, end) = edges.row[is_internal], edges.rows
+        degree[start:end] = torch.bincount(row - start, minlength=end - start)
+        # A remote neighbor counts once for each client: (client, node) as one number.
+        slots = distinct_numbers(edges.place[is_external], edges.num_places)[0]
+        halo += torch.bincount(slots // graph.num_nodes + edges.first_client, minlength=clients)
+        own = client[edges.row[is_external]]
+        cross += torch.bincount(own, minlength=clients)
+        if between is not None:
+            other = partition.owner[edges.neighbor[is_external]]
+            pairs = torch.bincount(own * clients + other, minlength=clients**2)
+            between += pairs.view(clients, clients)
+        node, neighbor = nodes[row], edges.neighbor[is_internal]
+        once = node < neighbor
+        if has_copies:  # several clients may hold the same edge
+            covered.append(node[once] * graph.num_nodes + neighbor[once])
+        num_covered += int(once.sum())
+    if has_copies:
+        num_covered = len(torch.unique(torch.cat(covered)))
+    return _EdgeCounts(degree, cross, halo, between, num_covered)
 
 
 def _roles(copies: Split | None, client: Tensor, clients: int) -> dict[str, Tensor | None]:
@@ -352,15 +417,6 @@ def _mean(values: np.ndarray) -> float:
 def _client_means(values: Tensor, client: Tensor, sizes: Tensor) -> Tensor:
     """Return the mean of values (n,) over each client's rows, (C,) float64."""
     return torch.bincount(client, values, len(sizes)) / sizes
-
-
-def _count_covered_edges(
-    nodes: Tensor, edges: HeldEdges, is_internal: Tensor, num_nodes: int
-) -> int:
-    """Return how many undirected edges are internal to at least one client."""
-    node, neighbor = nodes[edges.row[is_internal]], edges.neighbor[is_internal]
-    once = node < neighbor
-    return len(torch.unique(node[once] * num_nodes + neighbor[once]))
 
 
 def _labels(graph: Graph, nodes: Tensor, client: Tensor, clients: int) -> Tensor:

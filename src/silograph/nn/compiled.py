@@ -19,7 +19,7 @@ from torch import Tensor
 from silograph.core.errors import ProtocolError
 from silograph.core.kinds import Kind
 from silograph.core.payload import Patched, Stacked, State, dense
-from silograph.core.work import report_clients, report_spared, work_for
+from silograph.core.work import REUSED_MEMORY, report_clients, report_spared, work_for
 from silograph.graph.block.block import ClientBlock, SparseRows
 from silograph.nn.conv import Params
 from silograph.nn.correction import Proximal
@@ -89,7 +89,7 @@ def params_of(
     first_rows_at_start, moments_at_start = empty3, [empty3, empty3]
     bases, which = joined_bases([fields[name] for name in maps])
     if len(bases):
-        rows = np.empty((len(maps), used, bases.shape[-1]), flat.dtype)
+        rows = REUSED_MEMORY.empty((len(maps), used, bases.shape[-1]), flat.dtype)
     elif compact:
         rows = torch.stack([used_rows(fields[name], block.x) for name in maps]).numpy()
     else:
@@ -206,7 +206,7 @@ def _first_matrices(
         rows: np.ndarray = torch.stack(parts).numpy()
         return rows, rows[:0]
     start_rows: np.ndarray = parts[0].contiguous()[None].numpy()
-    return np.empty_like(start_rows), start_rows
+    return REUSED_MEMORY.empty(start_rows.shape, start_rows.dtype), start_rows
 
 
 def weights_of(

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from typing import TypeVar
 
+import numpy as np
 import scipy.sparse as sp
 import torch
 from torch import Tensor
@@ -20,7 +21,7 @@ from silograph.core.errors import DataError, ProtocolError
 from silograph.core.key import GOLDEN, hash_texts, mix_words, signed
 from silograph.core.payload import offsets, owners, rows_of, runs_at
 from silograph.graph.column_statistics import ClientSums
-from silograph.graph.csr import CSR
+from silograph.graph.csr import CSR, index_dtype
 from silograph.graph.graph import (
     MISSING,
     Graph,
@@ -30,7 +31,7 @@ from silograph.graph.graph import (
     node_words,
     pairs_among,
 )
-from silograph.graph.partition.cuts import held_edges
+from silograph.graph.partition.cuts import HeldEdges, distinct_numbers, held_edges
 from silograph.graph.partition.partition import Partition, row_keys_of
 
 # --- The halo: remote end points of a client's cross-client edges, and who owns them -------------
@@ -104,6 +105,8 @@ class Route:
 def connect(graph: Graph, partition: Partition) -> tuple[CSR, Halo, Route]:
     """Sort every edge into internal and cross-client ones.
 
+    Memory beyond the result is that of a chunk of edges.
+
     Args:
         graph: the uncut graph.
         partition: who holds which of its nodes.
@@ -113,36 +116,98 @@ def connect(graph: Graph, partition: Partition) -> tuple[CSR, Halo, Route]:
         node that nobody holds, are in neither.
     """
     nodes, client_of_row, num_nodes = partition.copies, partition.client_of_node, graph.num_nodes
-    num_rows, clients = len(nodes), torch.arange(len(partition.ids) + 1)
-    off = torch.searchsorted(client_of_row, clients)
-    edges = held_edges(graph.weighted_adj, partition.nodes)
-    row, is_internal = edges.row, partition.internal(edges)
-    weight = None if edges.weight is None else edges.weight[is_internal]
-    internal = CSR.from_pairs(
-        row[is_internal], edges.position[is_internal], (num_rows, num_rows), weight
-    )
-
-    is_external = partition.external(edges)
-    row, neighbor = row[is_external], edges.neighbor[is_external]
-    weight = None if edges.weight is None else edges.weight[is_external]
-    slots, slot_of_edge = torch.unique(
-        client_of_row[row] * num_nodes + neighbor, return_inverse=True
-    )
-    slot_client, slot_node = slots // num_nodes, slots % num_nodes
-    place = client_of_row * num_nodes + nodes  # ascending: (client, node) -> row
-    owner_row = torch.searchsorted(place, partition.owner[slot_node] * num_nodes + slot_node)
-    boundary, target = torch.unique(owner_row, return_inverse=True)
-    boundary_off = torch.searchsorted(boundary, off)
-    slot_off = torch.searchsorted(slot_client, clients)
+    num_rows, clients = len(nodes), len(partition.ids)
+    off = torch.searchsorted(client_of_row, torch.arange(clients + 1))
+    is_owner = partition.owner[nodes] == client_of_row
+    row_at_owner = torch.full((num_nodes,), -1)
+    row_at_owner[nodes[is_owner]] = is_owner.nonzero()[:, 0]
     names, words = hash_texts(partition.ids), node_words(graph.node_id)
+
+    num_edges = int(graph.adj.degree[nodes].sum())
+    weight = graph.edge_weight
+    internal = _GrowingRows(num_rows, num_edges, num_rows, weight)
+    external = _GrowingRows(num_rows, num_edges, num_edges, weight)
+    key = _GrowingTensor(num_edges, torch.int64)
+    owner_row = _GrowingTensor(num_edges, external.dtype)
+    slots_of_client = torch.zeros(clients, dtype=torch.int64)
+    for edges in held_edges(graph.weighted_adj, partition.nodes):
+        inner = partition.internal(edges).nonzero()[:, 0]
+        outer = partition.external(edges).nonzero()[:, 0]
+        internal.add(edges, inner, edges.position[inner])
+        slots, slot_of_edge = distinct_numbers(edges.place[outer], edges.num_places)
+        external.add(edges, outer, slot_of_edge + len(key))
+        slot_client, slot_node = slots // num_nodes + edges.first_client, slots % num_nodes
+        slots_of_client += torch.bincount(slot_client, minlength=clients)
+        key.add(client_words(names[slot_client], words[slot_node]))
+        owner_row.add(row_at_owner[slot_node])
+
+    num_slots, owner_row_of_slot = len(key), owner_row.tensor()
+    is_boundary = torch.zeros(num_rows, dtype=torch.bool)
+    is_boundary[owner_row_of_slot] = True
+    boundary = is_boundary.nonzero()[:, 0]
+    place = torch.empty(num_rows, dtype=torch.int64)
+    place[boundary] = torch.arange(len(boundary))
+    boundary_off = torch.searchsorted(boundary, off)
     halo = Halo(
-        off=slot_off,
-        adj=CSR.from_pairs(row, slot_of_edge, (num_rows, len(slots)), weight),
-        key=client_words(names[slot_client], words[slot_node]),
+        off=offsets(slots_of_client),
+        adj=external.csr(num_slots),
+        key=key.tensor(),
         boundary=boundary,
         boundary_off=boundary_off,
     )
-    return internal, halo, Route(target, halo.off, boundary_off)
+    route = Route(place[owner_row_of_slot], halo.off, boundary_off)
+    return internal.csr(num_rows), halo, route
+
+
+class _GrowingTensor:
+    """A tensor that grows row by row up to a size; memory that is not written to is not used."""
+
+    def __init__(self, most: int, dtype: torch.dtype, width: tuple[int, ...] = ()) -> None:
+        self._array = torch.empty(0, dtype=dtype).numpy()
+        self._array = np.empty((most, *width), self._array.dtype)
+        self._used = 0
+
+    def __len__(self) -> int:
+        return self._used
+
+    def add(self, rows: Tensor) -> None:
+        """Append rows (k, ...)."""
+        self._array[self._used : self._used + len(rows)] = rows.numpy()
+        self._used += len(rows)
+
+    def tensor(self) -> Tensor:
+        """Return all rows; nothing can be added then."""
+        self._array.resize((self._used, *self._array.shape[1:]), refcheck=False)  # in place
+        return torch.from_numpy(self._array)
+
+
+class _GrowingRows:
+    """A sparse matrix that grows by whole rows."""
+
+    def __init__(self, rows: int, entries: int, columns: int, weight: Tensor | None) -> None:
+        self.dtype = index_dtype(entries, columns)
+        self._lengths = torch.zeros(rows, dtype=torch.int64)
+        self._indices = _GrowingTensor(entries, self.dtype)
+        self._values = None
+        if weight is not None:
+            self._values = _GrowingTensor(entries, weight.dtype, tuple(weight.shape[1:]))
+
+    def add(self, edges: HeldEdges, selected: Tensor, columns: Tensor) -> None:
+        """Append the edges of a chunk at `selected` (k,), ascending, with columns (k,)."""
+        start, end = edges.rows
+        lengths = torch.bincount(edges.row[selected] - start, minlength=end - start)
+        self._lengths[start:end] = lengths
+        self._indices.add(columns)
+        if self._values is not None:
+            assert edges.weight is not None  # as said at the beginning
+            self._values.add(edges.weight[selected])
+
+    def csr(self, num_cols: int) -> CSR:
+        """Return the matrix."""
+        dtype = index_dtype(len(self._indices), num_cols)
+        values = None if self._values is None else self._values.tensor()
+        indptr = offsets(self._lengths).to(dtype)
+        return CSR(indptr, self._indices.tensor().to(dtype), values, num_cols)
 
 
 Memo = TypeVar("Memo")

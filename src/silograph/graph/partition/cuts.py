@@ -8,7 +8,7 @@ n: nodes of the graph.
 
 import heapq
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -18,7 +18,7 @@ from torch import Tensor
 
 from silograph.core.errors import PartitionError, mistake
 from silograph.core.key import Key
-from silograph.core.payload import offsets, owners
+from silograph.core.payload import offsets, owners, runs_at
 from silograph.graph.csr import CSR
 from silograph.graph.graph import MISSING, Graph, drawn_order, key_order, node_words, pairs_among
 from silograph.graph.partition.options import (
@@ -32,6 +32,7 @@ from silograph.graph.partition.options import (
     SharesOptions,
     Spread,
 )
+from silograph.graph.partition.partition_cache import cached_parts
 
 if TYPE_CHECKING:
     import scipy.sparse as sp
@@ -56,7 +57,14 @@ def metis(graph: Graph, clients: int, key: Key, _options: NoPartitionOptions) ->
     each then gets one node of the part that is largest at that time.
     """
     order = key_order(graph.node_id, key)
-    part = metis_parts(_adjacency(graph, order), clients, key)
+    settings = metis_settings(graph.num_nodes, clients, key)
+    part = cached_parts(
+        graph.adj,
+        order,
+        clients,
+        settings,
+        lambda: metis_parts(_adjacency(graph, order), clients, key),
+    )
     return scattered(fill_empty(part, clients), order)
 
 
@@ -139,13 +147,20 @@ def metis_parts(adjacency: "sp.csr_matrix", parts: int, key: Key) -> np.ndarray:
     """
     import pymetis
 
+    recursive, seed = metis_settings(adjacency.shape[0], parts, key)
     result = pymetis.part_graph(
         parts,
         pymetis.CSRAdjacency(adjacency.indptr, adjacency.indices),
-        recursive=parts <= 8 or adjacency.shape[0] < SMALLEST_COARSENING * parts,
-        options=pymetis.Options(seed=key.fold("metis").value >> 33),  # 31 bits: an int of C
+        recursive=recursive,
+        options=pymetis.Options(seed=seed),
     )
     return np.asarray(result.vertex_part, dtype=np.int64)
+
+
+def metis_settings(nodes: int, parts: int, key: Key) -> tuple[bool, int]:
+    """Return whether METIS bisects recursively, and its seed."""
+    seed = key.fold("metis").value >> 33  # 31 bits: an int of C
+    return parts <= 8 or nodes < SMALLEST_COARSENING * parts, seed
 
 
 def _halve_largest(
@@ -268,45 +283,120 @@ def _sizes(values: int, clients: int, spread: Spread, key: Key) -> Tensor:
 
 # --- The edges that clients hold an end of -------------------------------------------------------
 #
-# C: clients. n: rows, the clients' copies of nodes. e: stored edges of these rows. E: stored edges
-# of the uncut graph, both directions.
+# All clients' edges at once would take ten times the memory of the graph, so they come in chunks.
+#
+# C: clients. n: rows, the clients' copies of nodes. N: nodes of the uncut graph. E: stored edges of
+# all rows. e: those of a chunk.
+
+
+CHUNK_EDGES = 1 << 20  # stored edges of a chunk, unless a client has more
+CHUNK_PLACES = 1 << 22  # pairs of a client and a node of a chunk, unless there are more nodes
 
 
 @dataclass(frozen=True, eq=False)
 class HeldEdges:
-    """The stored edges of the clients' rows: client by client, row by row.
+    """The stored edges of the rows of some clients: client by client, row by row.
 
     Attributes:
+        start: stored edges of the clients before.
+        total: E.
+        first_client: of the chunk.
+        rows: where its rows begin and end among those of all clients.
+        num_places: clients of the chunk times N.
         row: (e,) int64 row of the one end.
         neighbor: (e,) int64 node of the uncut graph at the other end.
+        place: (e,) int64 client and neighbor as one number, ascending by client, then node:
+            (client - first_client) * N + neighbor.
         is_internal: (e,) bool, whether the row's client holds the neighbor.
         position: (e,) int64 the neighbor's row there; undefined where not internal.
         weight: (e,) or (e, 2) their values in the uncut graph; None where it has none.
     """
 
+    start: int
+    total: int
+    first_client: int
+    rows: tuple[int, int]
+    num_places: int
     row: Tensor
     neighbor: Tensor
+    place: Tensor
     is_internal: Tensor
     position: Tensor
     weight: Tensor | None = None
 
 
-def held_edges(adj: CSR, nodes: Sequence[Tensor]) -> HeldEdges:
-    """Return every stored edge of every client's nodes.
+def held_edges(adj: CSR, nodes: Sequence[Tensor]) -> Iterator[HeldEdges]:
+    """Yield every stored edge of every client's nodes, in chunks of whole clients.
 
     Args:
         adj: (N, N) edges of the uncut graph.
         nodes: (C,) tensors (n_c,) int64, node numbers, ascending.
     """
-    node = torch.cat(tuple(nodes))
-    client = owners(offsets(torch.tensor([len(part) for part in nodes])))
-    # (client, node) as one number; ascending, as nodes are within every client.
-    place = client * adj.num_rows + node
-    edges = adj.select_rows(node)
-    row, neighbor = edges.row, edges.indices.long()
-    key_of_edge = client[row] * adj.num_rows + neighbor
-    position = torch.searchsorted(place, key_of_edge).clamp(max=len(place) - 1)
-    return HeldEdges(row, neighbor, place[position] == key_of_edge, position, edges.values)
+    num_nodes, first_entry, degree = adj.num_rows, adj.indptr.long(), adj.degree
+    row_off = offsets(torch.tensor([len(part) for part in nodes]))
+    entry_off = offsets(torch.stack([degree[part].sum() for part in nodes])).tolist()
+    groups = _client_groups(entry_off, num_nodes)
+    most_places = num_nodes * max(last - first for first, last in groups)
+    row_of_place = torch.full((most_places,), -1, dtype=torch.int32)
+    for first, last in groups:
+        node = torch.cat(tuple(nodes[first:last]))
+        start, end = int(row_off[first]), int(row_off[last])
+        client_start = owners(row_off[first : last + 1] - start) * num_nodes
+        neighbor = runs_at(adj.indices, first_entry, node).long()
+        place = neighbor
+        if last - first > 1:
+            place = neighbor + torch.repeat_interleave(client_start, degree[node])
+        own_place = client_start + node
+        row_of_place[own_place] = torch.arange(end - start, dtype=torch.int32)
+        position = row_of_place[place]
+        row_of_place[own_place] = -1
+        yield HeldEdges(
+            start=entry_off[first],
+            total=entry_off[-1],
+            first_client=first,
+            rows=(start, end),
+            num_places=(last - first) * num_nodes,
+            row=torch.repeat_interleave(torch.arange(start, end), degree[node]),
+            neighbor=neighbor,
+            place=place,
+            is_internal=position >= 0,
+            position=position.long() + start,
+            weight=None if adj.values is None else runs_at(adj.values, first_entry, node),
+        )
+
+
+def _client_groups(entry_off: list[int], num_nodes: int) -> list[tuple[int, int]]:
+    """Return the first and last + 1 client of each chunk; `entry_off` (C + 1,) stored edges."""
+    clients, most = len(entry_off) - 1, max(1, CHUNK_PLACES // num_nodes)
+    groups, first = [], 0
+    for last in range(1, clients + 1):
+        is_full = last - first == most
+        if is_full or last == clients or entry_off[last + 1] - entry_off[first] > CHUNK_EDGES:
+            groups.append((first, last))
+            first = last
+    return groups
+
+
+def distinct_numbers(numbers: Tensor, bound: int) -> tuple[Tensor, Tensor]:
+    """Return the distinct ones of whole numbers (e,), ascending (u,), and where each is there (e,).
+
+    The same as `torch.unique`, without a sort where the numbers are close together.
+
+    Args:
+        numbers: (e,) int64, from 0.
+        bound: they are below it.
+    """
+    if len(numbers) * SPARSE < bound:
+        return torch.unique(numbers, return_inverse=True)
+    occurs = torch.zeros(bound, dtype=torch.bool)
+    occurs[numbers] = True
+    distinct = occurs.nonzero()[:, 0]
+    rank = torch.empty(bound, dtype=torch.int32)
+    rank[distinct] = torch.arange(len(distinct), dtype=torch.int32)
+    return distinct, rank[numbers].long()
+
+
+SPARSE = 16  # numbers below it for each of them, from which on sorting is faster than counting
 
 
 def dropped_edges(
@@ -326,22 +416,24 @@ def dropped_edges(
         key: the draw is a function of it.
 
     Returns:
-        (e,) bool over the edges of `held_edges`.
+        (E,) bool over the edges of `held_edges`.
     """
-    edges = held_edges(adj, nodes)
-    client = owners(offsets(torch.tensor([len(part) for part in nodes])))[edges.row]
-    client = client[edges.is_internal]
-    ends = row_key[edges.row[edges.is_internal]] + row_key[edges.position[edges.is_internal]]
-    word = key.words(ends, 1)[:, 0]
-    order = torch.argsort(word, stable=True)
-    order = order[torch.argsort(client[order], stable=True)]
-    sizes = torch.bincount(client, minlength=len(nodes))  # each edge counts twice
-    count = 2 * torch.floor(share * sizes.double() / 2 + 0.5).long()
-    last = (offsets(sizes)[:-1] + count - 1)[client].clamp(min=0)
-    # By word, not by rank: then no tie can part the two directions of an edge.
-    is_dropped = torch.zeros_like(edges.is_internal)
-    is_dropped[edges.is_internal] = (count > 0)[client] & (word <= word[order[last]])
-    return is_dropped
+    client_of_row = owners(offsets(torch.tensor([len(part) for part in nodes])))
+    parts = []
+    for edges in held_edges(adj, nodes):
+        client = client_of_row[edges.row[edges.is_internal]]
+        ends = row_key[edges.row[edges.is_internal]] + row_key[edges.position[edges.is_internal]]
+        word = key.words(ends, 1)[:, 0]
+        order = torch.argsort(word, stable=True)
+        order = order[torch.argsort(client[order], stable=True)]
+        sizes = torch.bincount(client, minlength=len(nodes))  # each edge counts twice
+        count = 2 * torch.floor(share * sizes.double() / 2 + 0.5).long()
+        last = (offsets(sizes)[:-1] + count - 1)[client].clamp(min=0)
+        # By word, not by rank: then no tie can part the two directions of an edge.
+        is_dropped = torch.zeros_like(edges.is_internal)
+        is_dropped[edges.is_internal] = (count > 0)[client] & (word <= word[order[last]])
+        parts.append(is_dropped)
+    return torch.cat(parts)
 
 
 # --- Disjoint cuts that skew the clients' labels -------------------------------------------------

@@ -206,12 +206,12 @@ class Partition:
         """
         if self.dropped is None:
             return edges.is_internal
-        if len(self.dropped) != len(edges.row):
+        if len(self.dropped) != edges.total:
             raise PartitionError(
                 f"expected a partition of a graph whose clients hold {len(self.dropped)} ends of "
-                f"edges, got {len(edges.row)}: cut this graph itself"
+                f"edges, got {edges.total}: cut this graph itself"
             )
-        return edges.is_internal & ~self.dropped
+        return edges.is_internal & ~self.dropped[edges.start : edges.start + len(edges.row)]
 
     def external(self, edges: HeldEdges) -> Tensor:
         """Return which of them are cross-client: the other end is held by others, (e,) bool."""
