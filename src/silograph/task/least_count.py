@@ -224,21 +224,28 @@ def merge_bins(bins: np.ndarray, least: int) -> np.ndarray:
     the last group. A group of several bins is at the middle one of the `PLACE` bins in which its
     middle score is: a score alone at an end does not move it, and none tells its bin.
     """
-    merged, remaining = np.zeros_like(bins), int(bins.sum())
-    group: list[int] = []
+    merged = np.zeros_like(bins)
+    places = np.nonzero(bins)[0]
+    counts = bins[places].tolist()  # as Python's own: some twenty numbers are too few for NumPy
+    remaining = sum(counts)
     if remaining < least:
         return merged
-    for bin_number in np.nonzero(bins)[0].tolist():
-        group.append(bin_number)
-        total = int(bins[group].sum())
-        if total >= least and (remaining - total == 0 or remaining - total >= least):
-            middle = group[int(np.searchsorted(bins[group].cumsum(), (total + 1) // 2))]
+    group: list[tuple[int, int]] = []  # places, and how many scores are up to there
+    total = 0
+    for place, count in zip(places.tolist(), counts, strict=True):
+        total += count
+        group.append((place, total))
+        if total >= least and (remaining == total or remaining - total >= least):
+            middle = next(own for own, up_to in group if up_to >= (total + 1) // 2)
             if len(group) > 1:
                 middle = min(middle // PLACE * PLACE + PLACE // 2, len(bins) - 1)
             merged[middle] += total
             remaining -= total
-            group = []
+            group, total = [], 0
     return merged
+
+
+TOGETHER = 64  # groups of bins that are spread together: arrays stay in the cache
 
 
 def spread_bins(bins: Tensor, least: int) -> Tensor:
@@ -256,19 +263,32 @@ def spread_bins(bins: Tensor, least: int) -> Tensor:
     table = bins.cpu().numpy()
     total = table.sum(axis=0).astype(np.float64)
     size = table.shape[-1]
-    edges = np.arange(size + 1) - 0.5
-    for client, k, truth in zip(*np.nonzero((table > 0).sum(axis=-1) > 1), strict=True):
-        row = table[client, k, truth]
-        occupied = np.nonzero(row)[0].astype(np.float64)
-        between = (occupied[1:] + occupied[:-1]) / 2
-        first = np.concatenate([[2 * occupied[0] - between[0]], between])
-        last = np.concatenate([between, [2 * occupied[-1] - between[-1]]])
-        for bin_number, low, high in zip(occupied.astype(np.int64), first, last, strict=True):
-            if row[bin_number] >= 2 * least:
-                continue
-            shares_of_bins = np.diff(np.clip((edges - low) / (high - low), 0, 1))
-            total[k, truth, bin_number] -= row[bin_number]
-            total[k, truth] += row[bin_number] * shares_of_bins / shares_of_bins.sum()
+    # 1. Occupied bins, by client and histogram, with the middles between them and their neighbors.
+    histograms = table.reshape(-1, size)
+    row, place = np.nonzero(histograms)
+    between = np.where(row[1:] == row[:-1], (place[1:] + place[:-1]) / 2, np.nan)
+    before, after = np.append(np.nan, between), np.append(between, np.nan)
+    low = np.where(np.isnan(before), 2 * place - after, before)
+    high = np.where(np.isnan(after), 2 * place - before, after)
+    count = histograms[row, place]
+    # 2. Those that may be groups. A bin alone in its histogram stays: nothing says how wide it is.
+    is_spread = (count < 2 * least) & ~np.isnan(low)
+    row, place, low, high, count = (a[is_spread] for a in (row, place, low, high, count))
+    start = row % (total.size // size) * size  # of the sum of its histogram
+    edges, sums = np.arange(size + 1) - 0.5, total.reshape(-1)
+    for first in range(0, len(row), TOGETHER):
+        part = slice(first, first + TOGETHER)
+        offsets = (edges - low[part, None]) / (high - low)[part, None]
+        shares = np.diff(np.clip(offsets, 0, 1, out=offsets))
+        # Every group leaves its place before it is spread, one after the other in client order.
+        changes = np.empty((len(shares), 1 + size))
+        changes[:, 0] = -count[part]
+        np.multiply(count[part, None], shares, out=changes[:, 1:])
+        changes[:, 1:] /= shares.sum(axis=1, keepdims=True)
+        at = np.flatnonzero(changes != 0)
+        group, bin_number = np.divmod(at, 1 + size)
+        target = np.where(bin_number == 0, place[part][group], bin_number - 1)
+        np.add.at(sums, start[part][group] + target, changes.reshape(-1)[at])
     return torch.from_numpy(total).to(bins.device)
 
 
