@@ -127,7 +127,7 @@ def encode(envelope: Envelope, payload: Payload, position: int) -> bytes:
         ),
         op,
     ]
-    buffers = []
+    buffers: list[np.ndarray] = []
     for name, field in payload.items():
         part = _part(field, position)
         encoded = name.encode()
@@ -142,10 +142,9 @@ def encode(envelope: Envelope, payload: Payload, position: int) -> bytes:
         form, dtype = FORMS.index(kind), _DTYPE_LIST.index(part.dtype)
         head += [FIELD.pack(form, dtype, part.dim(), len(encoded)), encoded]
         head += [DIMENSION.pack(n) for n in part.shape]
-        buffers.append(
-            part.detach().cpu().contiguous().numpy().astype(DTYPES[part.dtype]).tobytes()
-        )
-    return b"".join(head + buffers)
+        values = part.detach().cpu().contiguous().numpy()
+        buffers.append(values.astype(DTYPES[part.dtype], copy=False))
+    return b"".join((*head, *buffers))
 
 
 def frames(envelope: Envelope, payload: Payload, clients: int) -> Iterator[bytes]:

@@ -16,7 +16,6 @@ from types import MappingProxyType
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from silograph.core.errors import PolicyError, ProtocolError, mistake
 from silograph.core.key import Key
@@ -613,17 +612,16 @@ class ScoredWeights:
         self._next: _Scored | None = None  # what the next training has to start from
 
     def check(
-        self, call: Call, number: int, inbox: Mapping[str, Field], *, closes: bool = False
+        self, call: Call, number: int, digest: bytes | None, *, closes: bool = False
     ) -> None:
         """Raise `PolicyError` where weights are scored, or trained from, that may not be.
 
         Args:
             call: of the program.
             number: of the round.
-            inbox: fields of the message.
+            digest: of the weights in the message (`digest_of_weights`).
             closes: whether no later round may follow the call (`Course.closes`).
         """
-        digest = digest_of_weights(inbox)
         if digest is None:
             return
         evaluates = call.what is Kind.EVALUATION
@@ -664,10 +662,9 @@ class ScoredWeights:
             )
 
     def record(
-        self, call: Call, number: int, inbox: Mapping[str, Field], *, closes: bool = False
+        self, call: Call, number: int, digest: bytes | None, *, closes: bool = False
     ) -> None:
         """Remember a call that was answered; the arguments are those of `check`."""
-        digest = digest_of_weights(inbox)
         if digest is None:
             return
         if call.what is Kind.EVALUATION:
@@ -697,12 +694,8 @@ def digest_of_weights(inbox: Mapping[str, Field]) -> bytes | None:
         parts = (field.t, field.off) if isinstance(field, Ragged) else (field.t,)
         for t in parts:
             digest.update(f"{name} {t.dtype} {tuple(t.shape)} ".encode())
-            digest.update(_bytes_of(t))
+            digest.update(t.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
     return digest.digest()
-
-
-def _bytes_of(t: Tensor) -> bytes:
-    return t.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
 
 
 # --- What calls will cost: frames are as long as their fields say ---------------------------------
