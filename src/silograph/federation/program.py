@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
-from hashlib import blake2b
+from hashlib import sha256
 from types import MappingProxyType
 from typing import Any
 
@@ -611,9 +611,7 @@ class ScoredWeights:
         self._closing: set[bytes] = set()  # that were scored by closing calls only
         self._next: _Scored | None = None  # what the next training has to start from
 
-    def check(
-        self, call: Call, number: int, digest: bytes | None, *, closes: bool = False
-    ) -> None:
+    def check(self, call: Call, number: int, digest: bytes | None, *, closes: bool = False) -> None:
         """Raise `PolicyError` where weights are scored, or trained from, that may not be.
 
         Args:
@@ -684,11 +682,14 @@ class ScoredWeights:
 
 
 def digest_of_weights(inbox: Mapping[str, Field]) -> bytes | None:
-    """Return a digest (16 bytes) of the weights in a message; None: it has none."""
+    """Return a digest (32 bytes) of the weights in a message; None: it has none.
+
+    It is SHA-256, which processors have instructions for: half the time of BLAKE2b.
+    """
     names = sorted(name for name in inbox if name.startswith(WEIGHTS))
     if not names:
         return None
-    digest = blake2b(digest_size=16)
+    digest = sha256()
     for name in names:
         field = inbox[name]
         parts = (field.t, field.off) if isinstance(field, Ragged) else (field.t,)

@@ -29,6 +29,7 @@ labels at most, and the mean of n losses is within 1 / (2 n) of that of the limi
 C: clients. K: classes, label bits or targets. B: bins.
 """
 
+from bisect import bisect_left
 from collections.abc import Mapping
 
 import numpy as np
@@ -225,23 +226,17 @@ def merge_bins(bins: np.ndarray, least: int) -> np.ndarray:
     middle score is: a score alone at an end does not move it, and none tells its bin.
     """
     merged = np.zeros_like(bins)
-    places = np.nonzero(bins)[0]
-    counts = bins[places].tolist()  # as Python's own: some twenty numbers are too few for NumPy
-    remaining = sum(counts)
-    if remaining < least:
-        return merged
-    group: list[tuple[int, int]] = []  # places, and how many scores are up to there
-    total = 0
-    for place, count in zip(places.tolist(), counts, strict=True):
-        total += count
-        group.append((place, total))
-        if total >= least and (remaining == total or remaining - total >= least):
-            middle = next(own for own, up_to in group if up_to >= (total + 1) // 2)
-            if len(group) > 1:
+    occupied = np.nonzero(bins)[0]
+    # As Python's own numbers: NumPy is slower with as few as there are in a group.
+    places, ends = occupied.tolist(), bins[occupied].cumsum().tolist()
+    whole, start, first = (ends[-1] if ends else 0), 0, 0  # of a group: scores before, first place
+    for last, end in enumerate(ends):
+        if end - start >= least and (end == whole or whole - end >= least):
+            middle = places[bisect_left(ends, start + (end - start + 1) // 2, first)]
+            if last > first:
                 middle = min(middle // PLACE * PLACE + PLACE // 2, len(bins) - 1)
-            merged[middle] += total
-            remaining -= total
-            group, total = [], 0
+            merged[middle] += end - start
+            start, first = end, last + 1
     return merged
 
 
