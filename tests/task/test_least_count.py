@@ -234,7 +234,8 @@ def test_merged_bins_are_spread_between_their_neighbors() -> None:
 
 def spread_one_by_one(table: np.ndarray, least: int) -> np.ndarray:
     """Spread the bins of one group after the other, in client order."""
-    total, edges = table.sum(axis=0).astype(np.float64), np.arange(BINS + 1) - 0.5
+    total: np.ndarray = table.sum(axis=0).astype(np.float64)
+    edges = np.arange(BINS + 1) - 0.5
     for client, k, truth in np.ndindex(table.shape[:3]):
         row = table[client, k, truth]
         occupied = np.nonzero(row)[0].astype(np.float64)

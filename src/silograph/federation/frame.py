@@ -129,7 +129,7 @@ def encode(envelope: Envelope, payload: Payload, position: int) -> bytes:
         ),
         op,
     ]
-    buffers: list[np.ndarray] = []
+    buffers: list[memoryview] = []
     for name, field in payload.items():
         part = _part(field, position)
         encoded = name.encode()
@@ -145,7 +145,7 @@ def encode(envelope: Envelope, payload: Payload, position: int) -> bytes:
         head += [FIELD.pack(form, dtype, part.dim(), len(encoded)), encoded]
         head.append(struct.pack(f"<{part.dim()}Q", *part.shape))
         values = part.detach().cpu().contiguous().numpy()
-        buffers.append(values.astype(_NUMPY_DTYPES[part.dtype], copy=False))
+        buffers.append(values.astype(_NUMPY_DTYPES[part.dtype], copy=False).data)
     return b"".join((*head, *buffers))
 
 

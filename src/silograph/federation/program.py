@@ -695,7 +695,8 @@ def digest_of_weights(inbox: Mapping[str, Field]) -> bytes | None:
         parts = (field.t, field.off) if isinstance(field, Ragged) else (field.t,)
         for t in parts:
             digest.update(f"{name} {t.dtype} {tuple(t.shape)} ".encode())
-            digest.update(t.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
+            values = t.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+            digest.update(values.data)
     return digest.digest()
 
 
