@@ -229,14 +229,20 @@ def merge_bins(bins: np.ndarray, least: int) -> np.ndarray:
     occupied = np.nonzero(bins)[0]
     # As Python's own numbers: NumPy is slower with as few as there are in a group.
     places, ends = occupied.tolist(), bins[occupied].cumsum().tolist()
-    whole, start, first = (ends[-1] if ends else 0), 0, 0  # of a group: scores before, first place
-    for last, end in enumerate(ends):
-        if end - start >= least and (end == whole or whole - end >= least):
-            middle = places[bisect_left(ends, start + (end - start + 1) // 2, first)]
-            if last > first:
-                middle = min(middle // PLACE * PLACE + PLACE // 2, len(bins) - 1)
-            merged[middle] += end - start
-            start, first = end, last + 1
+    whole = ends[-1] if ends else 0
+    if whole < least:
+        return merged
+    first = start = 0  # of a group: its first place, and how many scores are before it
+    while start < whole:
+        last = bisect_left(ends, start + least, first)
+        if whole - ends[last] < least:
+            last = len(ends) - 1
+        total = ends[last] - start
+        middle = places[bisect_left(ends, start + (total + 1) // 2, first)]
+        if last > first:
+            middle = min(middle // PLACE * PLACE + PLACE // 2, len(bins) - 1)
+        merged[middle] += total
+        first, start = last + 1, ends[last]
     return merged
 
 
