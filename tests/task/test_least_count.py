@@ -232,6 +232,38 @@ def test_merged_bins_are_spread_between_their_neighbors() -> None:
     assert float(found[0, 1, 20]) == 6
 
 
+def spread_one_by_one(table: np.ndarray, least: int) -> np.ndarray:
+    """Spread the bins of one group after the other, in client order."""
+    total: np.ndarray = table.sum(axis=0).astype(np.float64)
+    edges = np.arange(BINS + 1) - 0.5
+    for client, k, truth in np.ndindex(table.shape[:3]):
+        row = table[client, k, truth]
+        occupied = np.nonzero(row)[0].astype(np.float64)
+        if len(occupied) < 2:
+            continue
+        between = (occupied[1:] + occupied[:-1]) / 2
+        low = [2 * occupied[0] - between[0], *between]
+        high = [*between, 2 * occupied[-1] - between[-1]]
+        for place, a, b in zip(occupied.astype(int), low, high, strict=True):
+            if row[place] < 2 * least:
+                shares = np.diff(np.clip((edges - a) / (b - a), 0, 1))
+                total[k, truth, place] -= row[place]
+                total[k, truth] += row[place] * shares / shares.sum()
+    return total
+
+
+@settings(deadline=None, max_examples=25)
+@given(seed=st.integers(0, 9999), clients=st.integers(1, 12), least=st.integers(0, 12))
+def test_groups_are_spread_as_one_after_the_other(seed: int, clients: int, least: int) -> None:
+    draw = np.random.default_rng(seed)
+    table = np.zeros((clients, 2, 2, BINS), np.int32)
+    for row in table.reshape(-1, BINS):
+        size = int(draw.integers(0, 40))
+        row[draw.integers(0, BINS, size)] = draw.integers(1, 20, size)
+    found = spread_bins(torch.from_numpy(table), least)
+    assert found.numpy().tobytes() == spread_one_by_one(table, least).tobytes()
+
+
 def test_one_client_does_not_decide_how_others_are_spread() -> None:
     """A client that sends single scores, which no honest one does."""
     bins = torch.zeros(2, 1, 2, BINS, dtype=torch.int32)

@@ -30,6 +30,7 @@ from silograph.core.numeric_state import standard_numerics, torch_threads
 from silograph.core.resolved_config import ResolvedConfig, resolved_values
 from silograph.core.run_file import read_toml
 from silograph.core.text import count_of
+from silograph.core.work import keep_freed_memory
 from silograph.deploy.allowed_code import (
     check_declared,
     check_model,
@@ -626,6 +627,7 @@ class ServerSession:
             except (ConfigError, LostError) as error:
                 raise reword_error(error, f"{name}: {error}", ConfigError) from None
         # All silos have agreed: open the session.
+        keep_freed_memory()
         limits = Limits(
             least=len(ids) if server_settings.least is None else server_settings.least,
             seconds=server_settings.seconds,

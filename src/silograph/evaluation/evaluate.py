@@ -17,6 +17,7 @@ from functools import lru_cache
 from types import MappingProxyType
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -331,26 +332,16 @@ def sum_histograms(
     all_counts = dict(counts)
     for name, bins in counts.items():
         if name.endswith(HISTOGRAM):
-            part = name.removesuffix(HISTOGRAM)
-            all_counts[name] = (
-                spread_bins(bins, rules.min_count) if rules.merges else _sum_of_clients(bins)
-            )
-            all_counts[f"{part}.has_histogram"] = bins.flatten(1).any(dim=1)
+            # In NumPy: torch takes twenty times as long to see whether any of many is not 0.
+            table, part = bins.cpu().numpy(), name.removesuffix(HISTOGRAM)
+            if rules.merges:
+                all_counts[name] = spread_bins(bins, rules.min_count)
+            else:
+                total = torch.from_numpy(table.sum(axis=0, dtype=np.int64))
+                all_counts[name] = total.to(bins.device)
+            has_any = torch.from_numpy(table.reshape(len(table), -1).any(axis=1))
+            all_counts[f"{part}.has_histogram"] = has_any.to(bins.device)
     return all_counts
-
-
-SUMMED_TOGETHER = 16  # clients
-
-
-def _sum_of_clients(bins: Tensor) -> Tensor:
-    """Return the sum of whole numbers (C, ...) over clients, int64.
-
-    torch copies all of them as int64 to sum them, so a few are summed at a time.
-    """
-    total = bins.new_zeros(bins.shape[1:], dtype=torch.int64)
-    for part in bins.split(SUMMED_TOGETHER):
-        total += part.sum(0)
-    return total
 
 
 def server_counts(

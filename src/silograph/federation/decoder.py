@@ -12,6 +12,7 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
@@ -236,7 +237,12 @@ class Decoder:
             old = old[take(self.known[name], torch.tensor([position])).t.long()]
         if old is None or old.shape != new.shape:
             return None
-        return new.double() - old.double().to(new.device)
+        if not (new.is_cpu and old.is_cpu):
+            return new.double() - old.double().to(new.device)
+        # The same in one pass: torch makes two copies in float64 first.
+        return torch.from_numpy(
+            np.subtract(new.detach().numpy(), old.detach().numpy(), dtype=np.float64)
+        )
 
     def _decode_field(self, name: str, reply: Payload, positions: Tensor) -> Field:
         sent, base = reply[name], self.bases.get(name)

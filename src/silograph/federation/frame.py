@@ -18,6 +18,7 @@ import math
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -46,6 +47,7 @@ DTYPES = {
     torch.bool: "|b1",
 }
 _DTYPE_LIST = tuple(DTYPES)
+_NUMPY_DTYPES = {dtype: np.dtype(code) for dtype, code in DTYPES.items()}
 MAX_DIMENSIONS = 8
 MAX_NAME = 255
 MAX_FIELDS = 4096
@@ -69,7 +71,7 @@ def _part(field: Field, position: int) -> Tensor:
         case Shared(t):
             return t
         case Stacked(t):
-            return t[position]
+            return t.select(0, position)
         case Ragged(t, off):
             return t[int(off[position]) : int(off[position + 1])]
         case Patched():
@@ -127,7 +129,7 @@ def encode(envelope: Envelope, payload: Payload, position: int) -> bytes:
         ),
         op,
     ]
-    buffers = []
+    buffers: list[memoryview] = []
     for name, field in payload.items():
         part = _part(field, position)
         encoded = name.encode()
@@ -141,11 +143,10 @@ def encode(envelope: Envelope, payload: Payload, position: int) -> bytes:
         kind = Stacked if isinstance(field, Patched) else type(field)
         form, dtype = FORMS.index(kind), _DTYPE_LIST.index(part.dtype)
         head += [FIELD.pack(form, dtype, part.dim(), len(encoded)), encoded]
-        head += [DIMENSION.pack(n) for n in part.shape]
-        buffers.append(
-            part.detach().cpu().contiguous().numpy().astype(DTYPES[part.dtype]).tobytes()
-        )
-    return b"".join(head + buffers)
+        head.append(struct.pack(f"<{part.dim()}Q", *part.shape))
+        values = part.detach().cpu().contiguous().numpy()
+        buffers.append(values.astype(_NUMPY_DTYPES[part.dtype], copy=False).data)
+    return b"".join((*head, *buffers))
 
 
 def frames(envelope: Envelope, payload: Payload, clients: int) -> Iterator[bytes]:
@@ -181,16 +182,12 @@ class _Reader:
             raise FrameError(f"expected UTF-8 in {what}, got other bytes") from None
 
 
-@dataclass(frozen=True)
-class _FieldHead:
+class _FieldHead(NamedTuple):
     name: str
     form: type[Field]
     dtype: torch.dtype
     shape: tuple[int, ...]
-
-    @property
-    def size(self) -> int:
-        return math.prod(self.shape) * np.dtype(DTYPES[self.dtype]).itemsize
+    size: int  # bytes of its values
 
 
 def _field_head(reader: _Reader) -> _FieldHead:
@@ -204,17 +201,19 @@ def _field_head(reader: _Reader) -> _FieldHead:
         raise FrameError(f"expected a name of at most {MAX_NAME} bytes, got {length}")
     name = reader.text(length, "a name")
     raw = reader.take(DIMENSION.size * dims, "a shape")
-    shape = tuple(n for (n,) in DIMENSION.iter_unpack(raw))
-    if math.prod(max(n, 1) for n in shape) > MAX_ELEMENTS:  # empty arrays have a shape, too
+    shape = struct.unpack(f"<{dims}Q", raw)
+    if math.prod([n or 1 for n in shape]) > MAX_ELEMENTS:  # empty arrays have a shape, too
         raise FrameError(f"expected at most {MAX_ELEMENTS} values in {name!r}, got shape {shape}")
     if FORMS[form] is Ragged and dims == 0:
         raise FrameError(f"expected rows in the ragged field {name!r}, got a scalar")
-    return _FieldHead(name, FORMS[form], _DTYPE_LIST[dtype], shape)
+    kind = _DTYPE_LIST[dtype]
+    return _FieldHead(name, FORMS[form], kind, shape, math.prod(shape) * kind.itemsize)
 
 
 def _values(head: _FieldHead, raw: memoryview) -> Tensor:
     # A copy, because tensors on a read-only buffer could be written to.
-    array = np.frombuffer(raw, dtype=DTYPES[head.dtype]).reshape(head.shape).copy()
+    shape = (1, *head.shape) if head.form is Stacked else head.shape
+    array = np.frombuffer(raw, dtype=_NUMPY_DTYPES[head.dtype]).reshape(shape).copy()
     if head.dtype is torch.bool and array.view(np.uint8).max(initial=0) > 1:
         raise FrameError(f"expected bytes 0 and 1 in the bool field {head.name!r}, got others")
     return torch.from_numpy(array)
@@ -224,7 +223,7 @@ def _field(head: _FieldHead, t: Tensor) -> Field:
     if head.form is Shared:
         return Shared(t)
     if head.form is Stacked:
-        return Stacked(t[None])
+        return Stacked(t)
     return Ragged(t, torch.tensor([0, len(t)]))
 
 

@@ -29,6 +29,7 @@ labels at most, and the mean of n losses is within 1 / (2 n) of that of the limi
 C: clients. K: classes, label bits or targets. B: bins.
 """
 
+from bisect import bisect_left
 from collections.abc import Mapping
 
 import numpy as np
@@ -224,21 +225,28 @@ def merge_bins(bins: np.ndarray, least: int) -> np.ndarray:
     the last group. A group of several bins is at the middle one of the `PLACE` bins in which its
     middle score is: a score alone at an end does not move it, and none tells its bin.
     """
-    merged, remaining = np.zeros_like(bins), int(bins.sum())
-    group: list[int] = []
-    if remaining < least:
+    merged = np.zeros_like(bins)
+    occupied = np.nonzero(bins)[0]
+    # As Python's own numbers: NumPy is slower with as few as there are in a group.
+    places, ends = occupied.tolist(), bins[occupied].cumsum().tolist()
+    whole = ends[-1] if ends else 0
+    if whole < least:
         return merged
-    for bin_number in np.nonzero(bins)[0].tolist():
-        group.append(bin_number)
-        total = int(bins[group].sum())
-        if total >= least and (remaining - total == 0 or remaining - total >= least):
-            middle = group[int(np.searchsorted(bins[group].cumsum(), (total + 1) // 2))]
-            if len(group) > 1:
-                middle = min(middle // PLACE * PLACE + PLACE // 2, len(bins) - 1)
-            merged[middle] += total
-            remaining -= total
-            group = []
+    first = start = 0  # of a group: its first place, and how many scores are before it
+    while start < whole:
+        last = bisect_left(ends, start + least, first)
+        if whole - ends[last] < least:
+            last = len(ends) - 1
+        total = ends[last] - start
+        middle = places[bisect_left(ends, start + (total + 1) // 2, first)]
+        if last > first:
+            middle = min(middle // PLACE * PLACE + PLACE // 2, len(bins) - 1)
+        merged[middle] += total
+        first, start = last + 1, ends[last]
     return merged
+
+
+TOGETHER = 64  # groups of bins that are spread together: arrays stay in the cache
 
 
 def spread_bins(bins: Tensor, least: int) -> Tensor:
@@ -256,19 +264,32 @@ def spread_bins(bins: Tensor, least: int) -> Tensor:
     table = bins.cpu().numpy()
     total = table.sum(axis=0).astype(np.float64)
     size = table.shape[-1]
-    edges = np.arange(size + 1) - 0.5
-    for client, k, truth in zip(*np.nonzero((table > 0).sum(axis=-1) > 1), strict=True):
-        row = table[client, k, truth]
-        occupied = np.nonzero(row)[0].astype(np.float64)
-        between = (occupied[1:] + occupied[:-1]) / 2
-        first = np.concatenate([[2 * occupied[0] - between[0]], between])
-        last = np.concatenate([between, [2 * occupied[-1] - between[-1]]])
-        for bin_number, low, high in zip(occupied.astype(np.int64), first, last, strict=True):
-            if row[bin_number] >= 2 * least:
-                continue
-            shares_of_bins = np.diff(np.clip((edges - low) / (high - low), 0, 1))
-            total[k, truth, bin_number] -= row[bin_number]
-            total[k, truth] += row[bin_number] * shares_of_bins / shares_of_bins.sum()
+    # 1. Occupied bins, by client and histogram, with the middles between them and their neighbors.
+    histograms = table.reshape(-1, size)
+    row, place = np.nonzero(histograms)
+    between = np.where(row[1:] == row[:-1], (place[1:] + place[:-1]) / 2, np.nan)
+    before, after = np.append(np.nan, between), np.append(between, np.nan)
+    low = np.where(np.isnan(before), 2 * place - after, before)
+    high = np.where(np.isnan(after), 2 * place - before, after)
+    count = histograms[row, place]
+    # 2. Those that may be groups. A bin alone in its histogram stays: nothing says how wide it is.
+    is_spread = (count < 2 * least) & ~np.isnan(low)
+    row, place, low, high, count = (a[is_spread] for a in (row, place, low, high, count))
+    start = row % (total.size // size) * size  # of the sum of its histogram
+    edges, sums = np.arange(size + 1) - 0.5, total.reshape(-1)
+    for first in range(0, len(row), TOGETHER):
+        part = slice(first, first + TOGETHER)
+        offsets = (edges - low[part, None]) / (high - low)[part, None]
+        shares = np.diff(np.clip(offsets, 0, 1, out=offsets))
+        # Every group leaves its place before it is spread, one after the other in client order.
+        changes = np.empty((len(shares), 1 + size))
+        changes[:, 0] = -count[part]
+        np.multiply(count[part, None], shares, out=changes[:, 1:])
+        changes[:, 1:] /= shares.sum(axis=1, keepdims=True)
+        at = np.flatnonzero(changes != 0)
+        group, bin_number = np.divmod(at, 1 + size)
+        target = np.where(bin_number == 0, place[part][group], bin_number - 1)
+        np.add.at(sums, start[part][group] + target, changes.reshape(-1)[at])
     return torch.from_numpy(total).to(bins.device)
 
 

@@ -600,8 +600,12 @@ def add_server_scores(
     absent_clients = tuple(
         name for name in setup.federation.ids if name in {*partial_scores.away, *away}
     )
-    judged_round = judged_from_counts(
-        setup, partial_scores.round, server, partial_scores.personalized, weights, absent_clients
+    val, test = (
+        {**scores, "server": scores_of(setup, server, part)}
+        for part, scores in zip(PARTS, (partial_scores.val, partial_scores.test), strict=True)
+    )
+    judged_round = replace(
+        partial_scores, server=server, weights=weights, val=val, test=test, away=absent_clients
     )
     _check_losses(judged_round)
     return judged_round, pending.row | _score_columns(

@@ -28,7 +28,13 @@ from silograph.federation.base import Op
 from silograph.federation.check import of_round, run_op
 from silograph.federation.frame import RESULT, Envelope, decode, encode
 from silograph.federation.matching import NONCE_BYTES, Disagreement, to_payload
-from silograph.federation.program import BLANK, Call, ScoredWeights, ScoringRules
+from silograph.federation.program import (
+    BLANK,
+    Call,
+    ScoredWeights,
+    ScoringRules,
+    digest_of_weights,
+)
 from silograph.federation.session.audit import Audit, digest_of
 from silograph.federation.session.events import Event, EventCallback, What, log_event
 from silograph.federation.session.message import (
@@ -407,7 +413,8 @@ class Responder:
             )
         agreed_call.check_inbox(inbox, extent, self._state)
         closes = course.closes(envelope.round, after)
-        self._scored.check(agreed_call, envelope.round, inbox, closes=closes)
+        digest = digest_of_weights(inbox)
+        self._scored.check(agreed_call, envelope.round, digest, closes=closes)
         # 2. Do it; the server may not pass over what has failed.
         begins = course.advance(envelope.round, after)
         try:
@@ -417,7 +424,7 @@ class Responder:
         except Exception:
             course.mark_failed()
             raise
-        self._scored.record(agreed_call, envelope.round, inbox, closes=closes)
+        self._scored.record(agreed_call, envelope.round, digest, closes=closes)
         return body
 
     def _run(
