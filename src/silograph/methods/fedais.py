@@ -845,6 +845,7 @@ def open_round(
     Kind.EMBEDDINGS,
     reads_only=(*(f.name for f in fields(OwnerState) if f.name != "training"), "training/weights/"),
     writes=("own_rows/",),
+    idle_without_rows=True,
 )
 def serve(
     clients: FedAISClients, state: OwnerState, request: RowsForBatches
