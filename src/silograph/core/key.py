@@ -22,6 +22,12 @@ MASK = (1 << 64) - 1
 GOLDEN = 0x9E3779B97F4A7C15  # 2^64 / golden ratio: the increment of SplitMix64
 MULTIPLIER_1 = 0xBF58476D1CE4E5B9
 MULTIPLIER_2 = 0x94D049BB133111EB
+MIX_STEPS = (
+    (np.uint64(30), np.uint64(MULTIPLIER_1)),
+    (np.uint64(27), np.uint64(MULTIPLIER_2)),
+    (np.uint64(31), None),
+)
+CACHED_WORDS = 1 << 13  # words that are mixed together
 Words = TypeVar("Words", Tensor, np.ndarray)
 DROPOUT_LEVELS = 1 << 16  # a dropout decision takes 16 of a word's 64 bits
 
@@ -47,10 +53,30 @@ def _shift(words: Words, bits: int) -> Words:
 
 def mix_words(words: Words) -> Words:
     """Return `mix` of every element of an int64 tensor or array, as int64 with the same bits."""
+    if isinstance(words, np.ndarray):
+        return _mix_array(words)
+    if words.device.type == "cpu":
+        return torch.from_numpy(_mix_array(words.numpy()))
     words = (words ^ _shift(words, 30)) * signed(MULTIPLIER_1)
     words = (words ^ _shift(words, 27)) * signed(MULTIPLIER_2)
     mixed: Words = words ^ _shift(words, 31)
     return mixed
+
+
+def _mix_array(words: np.ndarray) -> np.ndarray:
+    """Return `mix_words` of an int64 array, by unsigned shifts, part by part in the cache."""
+    mixed = np.array(words, order="C").view(np.uint64)
+    flat = mixed.reshape(-1)
+    shifted = np.empty(min(len(flat), CACHED_WORDS), np.uint64)
+    for start in range(0, len(flat), CACHED_WORDS):
+        part = flat[start : start + CACHED_WORDS]
+        other = shifted[: len(part)]
+        for bits, multiplier in MIX_STEPS:
+            np.right_shift(part, bits, out=other)
+            np.bitwise_xor(part, other, out=part)
+            if multiplier is not None:
+                np.multiply(part, multiplier, out=part)
+    return mixed.view(np.int64)
 
 
 def unmix_words(words: Tensor) -> Tensor:
@@ -123,7 +149,10 @@ class Key:
         """
         threshold = _threshold(drop)
         words = self.words(row_key, -(-width // 4))
-        lanes = words.view(torch.int16)[:, :width]  # little-endian: low bits first
+        if words.device.type == "cpu":
+            levels = words.numpy().view(np.uint16)[:, :width]  # little-endian: low bits first
+            return torch.from_numpy(levels >= np.uint16(threshold))
+        lanes = words.view(torch.int16)[:, :width]
         # Flipping the top bit turns an unsigned comparison into a signed one.
         return (lanes ^ -32768) >= threshold - 32768
 

@@ -206,6 +206,20 @@ def take_all(payload: Mapping[str, Field], positions: Tensor) -> dict[str, Field
     return {name: take(field, positions) for name, field in payload.items()}
 
 
+def spread(field: Field, positions: Tensor, clients: int) -> Field:
+    """Return a field of the clients at `positions` (k,) as one of all C; others have no rows.
+
+    Raises:
+        ProtocolError: it has a slice for each client, so others would have none.
+    """
+    if isinstance(field, Shared):
+        return field
+    if not isinstance(field, Ragged):
+        raise ProtocolError(f"expected Shared or Ragged fields, got {type(field).__name__}")
+    lengths = field.off.new_zeros(clients).index_copy_(0, positions, field.off.diff())
+    return Ragged(field.t, offsets(lengths))
+
+
 def concatenate(fields: list[Field]) -> Field:
     """Join the parts of one field along the clients; `Shared` parts must be one and the same.
 

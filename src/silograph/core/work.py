@@ -91,6 +91,13 @@ class Meter:
         )
         return own, {kind: work for kind, (work, _, _) in parts.items()}, executed
 
+    def of_clients(self, positions: Tensor) -> "Meter":
+        """Return the work of the clients at `positions` (k,) alone; the others have done none."""
+        own, places = Meter(len(positions)), positions.cpu().numpy()
+        own._per_client, own._spared = self.totals()[0][places], self._spared
+        own.apart = {kind: part.of_clients(positions) for kind, part in self.apart.items()}
+        return own
+
     @property
     def flops(self) -> Tensor:
         """Floating-point operations of each client, (C,) float64."""

@@ -288,7 +288,7 @@ def serve_all(
 ) -> tuple[PassState, SentMessages]:
     """Compute the messages of a stage; send those of boundary rows."""
     halo = clients.block.halo
-    at, params = inputs_at(clients, state, request)
+    at, params = inputs_at(clients, state, request, "before")
     z = before(params, at)
     rows = messages_out(scales_of(at.stage.conv), z, at.reach)[halo.boundary]
     return with_product(state, at, z), SentMessages(Ragged(rows, halo.boundary_off))
@@ -297,7 +297,7 @@ def serve_all(
 @op(Kind.EVALUATION)
 def store_all(clients: Clients, state: PassState, request: HaloMessages) -> tuple[PassState, Empty]:
     """Sum the received rows and finish the stage."""
-    at, params = inputs_at(clients, state, request)
+    at, params = inputs_at(clients, state, request, "after")
     rows = check_like(request.rows.t, state.z[str(at.number)].t)
     remote_sums = gathered(at.reach, clients.block.halo.adj, rows)
     return finish(clients, state, at, params, remote_sums), Empty()

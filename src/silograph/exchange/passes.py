@@ -75,6 +75,7 @@ from silograph.nn.fit import LOSS_FLOPS, check_like, check_places, check_weights
 from silograph.nn.forward import AnyModel, Staged
 from silograph.nn.model import (
     Gradients,
+    Half,
     Inputs,
     after,
     after_back,
@@ -341,7 +342,7 @@ def send_partial_sums(
     clients: Clients, state: PassState, request: AtStage
 ) -> tuple[PassState, PartialSums]:
     """Compute partial sums for other silos; those of too few own nodes are not sent."""
-    at, params = inputs_at(clients, state, request)
+    at, params = inputs_at(clients, state, request, "before")
     z = before(params, at)
     messages = messages_out(scales_of(at.stage.conv), z, at.reach)
     return with_product(state, at, z), _partial_sums(clients, messages, at.reach)
@@ -352,15 +353,18 @@ def add_remote_sums(
     clients: Clients, state: PassState, request: RemoteSums
 ) -> tuple[PassState, Empty]:
     """Finish the stage and those without a sum that follow."""
-    at, params = inputs_at(clients, state, request)
+    at, params = inputs_at(clients, state, request, "after")
     own = state.z[str(at.number)].t
     remote_sums = _sums_from_others(clients.block, at.reach, request, own)
     return finish(clients, state, at, params, remote_sums), Empty()
 
 
-def inputs_at(clients: Clients, state: PassState, request: AtStage) -> tuple[Inputs, Params]:
-    """Return what the stage of a request reads, and its weights."""
-    return inputs_of(clients, state, check_stage(clients.cfg.model.staged, int(request.stage)))
+def inputs_at(
+    clients: Clients, state: PassState, request: AtStage, half: Half | None = None
+) -> tuple[Inputs, Params]:
+    """Return what the stage of a request reads, and its weights, or only those of a half."""
+    number = check_stage(clients.cfg.model.staged, int(request.stage))
+    return inputs_of(clients, state, number, half)
 
 
 def check_stage(model: Staged, number: int) -> int:
@@ -435,7 +439,7 @@ def send_cotangents(
     clients: Clients, state: PassState, request: AtStage
 ) -> tuple[PassState, PartialSums]:
     """Backpropagate to the sum; compute cotangents for others."""
-    at, params = inputs_at(clients, state, request)
+    at, params = inputs_at(clients, state, request, "after")
     new, s = back_to_sum(clients, state, at, params)
     messages = messages_back(scales_of(at.stage.conv), s, at.reach)
     return new, _partial_sums(clients, messages, at.reach)
@@ -465,7 +469,7 @@ def add_remote_cotangents(
     clients: Clients, state: PassState, request: RemoteSums
 ) -> tuple[PassState, Empty]:
     """Backpropagate through the stage, and those without a sum before it."""
-    at, params = inputs_at(clients, state, request)
+    at, params = inputs_at(clients, state, request, "before")
     own = gradient_of_sum(state)
     remote_sums = _sums_from_others(clients.block, at.reach, request, own)
     return finish_back(clients, state, at, params, remote_sums), Empty()
@@ -541,8 +545,10 @@ def reach_of(clients: Clients, state: PassState) -> Reach:
     return reach
 
 
-def inputs_of(clients: Clients, state: PassState, number: int) -> tuple[Inputs, Params]:
-    """Return what a stage reads, and its weights.
+def inputs_of(
+    clients: Clients, state: PassState, number: int, half: Half | None = None
+) -> tuple[Inputs, Params]:
+    """Return what a stage reads, and its weights, or only those of a half.
 
     Raises:
         ProtocolError: the pass has not begun.
@@ -560,7 +566,7 @@ def inputs_of(clients: Clients, state: PassState, number: int) -> tuple[Inputs, 
     drop_key = key if bool(state.train.t[0]) else None
     at = Inputs(model, number, x, origin, block.row_key[reach.rows], drop_key, reach)
     weights = {name: w.t[0] for name, w in state.weights.items()}
-    return at, stage_weights(block, number, stage, weights)
+    return at, stage_weights(block, number, stage, weights, half)
 
 
 def _forward_without_sums(clients: Clients, state: InPass, number: int) -> InPass:

@@ -29,6 +29,7 @@ from silograph.core.payload import (
     offsets,
     ranges,
     rows_of,
+    spread,
     state_of,
     take_all,
 )
@@ -234,6 +235,11 @@ class BlockState:
         """Return whether a field of all clients lies in the memory of a tensor."""
         memory = t.untyped_storage().data_ptr()
         return any(f.t.untyped_storage().data_ptr() == memory for f in self._fields.values())
+
+    @property
+    def is_alike(self) -> bool:
+        """Whether all clients surely have the same fields."""
+        return not self._partial
 
     def groups(self, positions: Tensor) -> list[Tensor]:
         """Return the clients at `positions` (k,) int64 in groups that have the same fields."""
@@ -494,7 +500,7 @@ class InProcess:
         """Run `op` at the clients `to`; see `Federation.call`."""
         del allow_missing  # clients of this process are never away
         op = per_client(op) if self._single_client_ops else op
-        reads, overwrites = op.__dict__.get("reads", ALL_NAMES), op.__dict__.get("overwrites", ())
+        overwrites = op.__dict__.get("overwrites", ())
         fold = None if reduce is None else Reduction(reduce, len(self.ids), compiled=self._compiled)
         # 1. Send the inbox.
         envelope, positions, inbox = self._send(op, inbox, what, to)
@@ -505,39 +511,13 @@ class InProcess:
         is_to_all = len(positions) == len(self.ids)
         targets = self._all_clients if is_to_all else self._select_clients(positions)
         for target in targets:
-            number, local = target.block, target.local
-            state, blocks = self._states[number], self._blocks[number]
+            local, state = target.local, self._states[target.block]
             is_alone = len(targets) == 1 and not overwrites
             part = inbox if is_alone else take_all(inbox, target.places_in_call)
             if self._strict:
                 part = self._send_over_wire(envelope, part, len(local))
-            groups, parts = state.groups(local), list[Payload]()
-            with metered(len(local)) as meter:
-                for group in groups:
-                    is_alone, is_whole = len(groups) == 1, len(group) == blocks.all.num_clients
-                    place = group if is_alone else torch.searchsorted(local, group)
-                    own_part = part if is_alone else take_all(part, place)
-                    old = state.all(overwrites) if is_whole else state.take(group, reads)
-                    with nullcontext() if is_alone else work_of(place):
-                        new, reply = run_op(
-                            op,
-                            self._cfg_of_round,
-                            blocks.take(group),
-                            old,
-                            own_part,
-                            key,
-                            rows=rows or (fold is not None and fold.takes_rows),
-                            number=self._round,
-                            given_up=True,  # parts are copies, and blocks make their own
-                        )
-                    parts.append(reply)
-                    if is_whole:
-                        state.replace(new, overwrites)
-                    else:
-                        state.put(old, new, group, overwrites)
-                    del old, new
-            if len(parts) > 1:
-                reply = join_in_order(parts, torch.cat(groups).argsort())
+            takes_rows = rows or (fold is not None and fold.takes_rows)
+            reply, meter = self._run(op, target, part, key, rows=takes_rows)
             # 3. Count what it costs, and fold its reply.
             costs.append(
                 (frame_sizes(op.__name__, reply, len(local)), count_sizes(reply, len(local)), meter)
@@ -548,7 +528,7 @@ class InProcess:
                 fold.add(reply, target.positions, state.holds)
             else:
                 replies.append(reply)
-            del reply, parts  # `join` frees what it has copied
+            del reply  # `join` frees what it has copied
         sizes, counts = (np.concatenate([cost[k] for cost in costs]) for k in (0, 1))
         self._account.up(answer_envelope, positions, sizes, counts, [cost[2] for cost in costs])
         if fold is not None:
@@ -556,6 +536,63 @@ class InProcess:
         if len(replies) > 1 or self._strict:
             return join(replies)
         return _detach_from_state(replies[0], state)
+
+    def _run(
+        self, op: Op, target: _CalledClients, inbox: Payload, key: Key, *, rows: bool
+    ) -> tuple[Payload, Meter]:
+        """Run an op at the called clients of a block; return their replies and work.
+
+        Clients with other fields in their state are called apart.
+        """
+        reads, overwrites = op.__dict__.get("reads", ALL_NAMES), op.__dict__.get("overwrites", ())
+        state, blocks, local = self._states[target.block], self._blocks[target.block], target.local
+        cfg, number = self._cfg_of_round, self._round
+        all_clients, replies = blocks.all.num_clients, list[Payload]()
+        if "idle_without_rows" in op.__dict__ and len(local) < all_clients and state.is_alike:
+            # The others get no rows, so they do nothing: no state has to be copied for the call.
+            whole_inbox = {name: spread(field, local, all_clients) for name, field in inbox.items()}
+            with metered(all_clients) as meter:
+                new, reply = run_op(
+                    op,
+                    cfg,
+                    blocks.all,
+                    state.all(overwrites),
+                    whole_inbox,
+                    key,
+                    rows=rows,
+                    number=number,
+                    given_up=True,
+                )
+            state.replace(new, overwrites)
+            return take_all(reply, local), meter.of_clients(local)
+        groups = state.groups(local)
+        with metered(len(local)) as meter:
+            for group in groups:
+                is_alone, is_whole = len(groups) == 1, len(group) == all_clients
+                place = group if is_alone else torch.searchsorted(local, group)
+                own_inbox = inbox if is_alone else take_all(inbox, place)
+                old = state.all(overwrites) if is_whole else state.take(group, reads)
+                with nullcontext() if is_alone else work_of(place):
+                    new, reply = run_op(
+                        op,
+                        cfg,
+                        blocks.take(group),
+                        old,
+                        own_inbox,
+                        key,
+                        rows=rows,
+                        number=number,
+                        given_up=True,  # parts are copies, and blocks make their own
+                    )
+                replies.append(reply)
+                if is_whole:
+                    state.replace(new, overwrites)
+                else:
+                    state.put(old, new, group, overwrites)
+                del old, new
+        if len(replies) > 1:
+            reply = join_in_order(replies, torch.cat(groups).argsort())
+        return reply, meter
 
     def _send(
         self, op: Op, inbox: Payload, what: Kind, to: Sequence[str] | None

@@ -182,6 +182,7 @@ def op(
     reads_library: bool = True,
     reads_only: Sequence[str] = (),
     writes: Sequence[str] = (),
+    idle_without_rows: bool = False,
 ) -> Callable[[Step[OwnClients, Before, Request, After, Reply]], ClientOp[Request, Reply]]:
     """Declare a function (clients, state, request) -> (state, reply) as an op.
 
@@ -194,6 +195,8 @@ def op(
         reads_library: whether it gets what training needs, besides its own state.
         reads_only: how names of the fields begin that it reads, if it is not even these.
         writes: how names of the fields begin that it writes to in place; all others stay.
+        idle_without_rows: whether a client whose request has no rows would change nothing and send
+            no rows; engines may then run a whole block for a call to some of its clients.
 
     Raises:
         ConfigError: its annotations do not say what its state, request and reply are.
@@ -219,6 +222,8 @@ def op(
             overwrites(*writes)(run)
         if replies is not None:
             replies_with(replies)(run)
+        if idle_without_rows:
+            run.__dict__["idle_without_rows"] = True
         return cast(ClientOp[Request, Reply], run)
 
     return declare

@@ -116,7 +116,7 @@ def ask(clients: Clients, state: PassState, _: AtStage) -> tuple[PassState, Slot
 @op(Kind.EMBEDDINGS)
 def serve(clients: Clients, state: PassState, request: WantedRows) -> tuple[PassState, SentRows]:
     """Compute rows, and send the requested ones."""
-    at, params = inputs_at(clients, state, request)
+    at, params = inputs_at(clients, state, request, "before")
     z = before(params, at)
     rows = messages_out(scales_of(at.stage.conv), z, at.reach)[request.rows(clients.block)]
     return with_product(state, at, z), SentRows(Ragged(rows, request.row.off))
@@ -125,7 +125,7 @@ def serve(clients: Clients, state: PassState, request: WantedRows) -> tuple[Pass
 @op(Kind.EMBEDDINGS)
 def store(clients: Clients, state: PassState, request: ReceivedRows) -> tuple[PassState, Empty]:
     """Add the received rows and finish the stage."""
-    at, params = inputs_at(clients, state, request)
+    at, params = inputs_at(clients, state, request, "after")
     rows = check_like(request.rows.t, state.z[str(at.number)].t)
     halo_sum = gathered(at.reach, at.reach.outer.transposed, rows)
     return finish(clients, state, at, params, halo_sum), Empty()

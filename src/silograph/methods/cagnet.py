@@ -175,7 +175,7 @@ class PassWithHalo(PassState, ClientState):
 @op(Kind.EMBEDDINGS)
 def send(clients: Clients, state: PassState, request: AtStage) -> tuple[PassState, OwnRows]:
     """Compute all rows."""
-    at, params = inputs_at(clients, state, request)
+    at, params = inputs_at(clients, state, request, "before")
     z = before(params, at)
     rows = messages_out(scales_of(at.stage.conv), z, at.reach)
     return with_product(state, at, z), OwnRows(Ragged(rows, clients.block.off))
@@ -184,7 +184,7 @@ def send(clients: Clients, state: PassState, request: AtStage) -> tuple[PassStat
 @op(Kind.EMBEDDINGS)
 def hear(clients: Clients, state: PassWithHalo, request: AllRows) -> tuple[PassWithHalo, Empty]:
     """Take the halo's rows and finish the stage."""
-    at, params = inputs_at(clients, state, request)
+    at, params = inputs_at(clients, state, request, "after")
     own = state.z[str(at.number)].t
     halo_sum = sum_over_halo(clients.block, state, at.reach, check_like(request.all, own))
     return finish(clients, state, at, params, halo_sum), Empty()
@@ -193,7 +193,7 @@ def hear(clients: Clients, state: PassWithHalo, request: AllRows) -> tuple[PassW
 @op(Kind.COTANGENTS)
 def send_back(clients: Clients, state: PassState, request: AtStage) -> tuple[PassState, OwnRows]:
     """Compute gradients back to the sum."""
-    at, params = inputs_at(clients, state, request)
+    at, params = inputs_at(clients, state, request, "after")
     new, s = back_to_sum(clients, state, at, params)
     rows = messages_back(scales_of(at.stage.conv), s, at.reach)
     return new, OwnRows(Ragged(rows, clients.block.off))
@@ -204,7 +204,7 @@ def hear_back(
     clients: Clients, state: PassWithHalo, request: AllRows
 ) -> tuple[PassWithHalo, Empty]:
     """Take the halo's gradients and go on back from the sum."""
-    at, params = inputs_at(clients, state, request)
+    at, params = inputs_at(clients, state, request, "before")
     own = gradient_of_sum(state)
     halo_sum = sum_over_halo(clients.block, state, at.reach, check_like(request.all, own))
     return finish_back(clients, state, at, params, halo_sum), Empty()

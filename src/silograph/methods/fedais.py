@@ -151,6 +151,7 @@ from silograph.nn.fit import (
 from silograph.nn.mini_batches import FULL, Fanout, Full, Neighbors
 from silograph.nn.optim import SGD, Adam, Optimizer
 from silograph.nn.segment import segment_sum
+from silograph.nn.stored_batches import DrawnBatches, draw_batches
 from silograph.task.counts import judges_of
 from silograph.task.registry import task_of
 
@@ -725,13 +726,21 @@ def batch_rows(
     cfg: Config, block: ClientBlock, nodes: DrawnNodes, number: int
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return rows (b,) of every client's batch, offsets (C + 1,), and places in the sample."""
+    return rows_of_batches(cfg, block, nodes, [number])
+
+
+def rows_of_batches(
+    cfg: Config, block: ClientBlock, nodes: DrawnNodes, numbers: Sequence[int]
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the same of J batches, one after the other, with offsets (J C + 1,)."""
     off, batches = nodes.sample.off, cfg.options.batches
-    size, batch = off.diff(), number % batches
+    size, batch = off.diff(), torch.tensor(numbers, device=off.device)[:, None] % batches
     batch_size, remainder = size // batches, size % batches
-    first = off[:-1] + batch * batch_size + remainder.clamp(max=batch)
-    count = batch_size + (batch < remainder).long()
+    first = (off[:-1] + batch * batch_size + torch.minimum(remainder, batch)).flatten()
+    count = (batch_size + (batch < remainder).long()).flatten()
     places, batch_off = ranges(first, count), offsets(count)
-    return nodes.sample.t[places].long() + block.off[:-1][owners(batch_off)], batch_off, places
+    starts = torch.repeat_interleave(block.off[:-1].repeat(len(numbers)), count)
+    return nodes.sample.t[places].long() + starts, batch_off, places
 
 
 # --- Before every tau-th batch: embeddings of neighbors in other clients (lines 15 to 17) --------
@@ -812,6 +821,8 @@ def slots_to_fetch(
     cfg, block = clients.cfg, clients.block
     if cfg.options.halo == "all":
         slots = torch.arange(len(block.halo.key), device=block.off.device)
+    elif is_compiled(cfg):
+        slots = compiled_batches(clients, state, numbers).slots(of_all=cfg.options.halo == "held")
     else:
         numbers = numbers if cfg.options.halo == "held" else numbers[:1]
         slots = torch.cat([drawn_slots(clients, state, n) for n in numbers]).unique()
@@ -845,6 +856,7 @@ def open_round(
     Kind.EMBEDDINGS,
     reads_only=(*(f.name for f in fields(OwnerState) if f.name != "training"), "training/weights/"),
     writes=("own_rows/",),
+    idle_without_rows=True,
 )
 def serve(
     clients: FedAISClients, state: OwnerState, request: RowsForBatches
@@ -1022,16 +1034,39 @@ def take_steps_compiled_(
     """Do the same for several batches and all clients by one call of the kernels, in place."""
     from silograph.nn import stored_compiled  # numba takes a while to import
 
-    cfg, block, keys = clients.cfg, clients.block, [clients.key.fold("batch", n) for n in numbers]
-    model, models, stored = (
-        divisible(cfg.model),
-        dict(state.training),
-        readable_rows(clients, state),
+    cfg, block, drawn = clients.cfg, clients.block, compiled_batches(clients, state, numbers)
+    model, stored = divisible(cfg.model), readable_rows(clients, state)
+    off, num_batches_now = torch.from_numpy(drawn.rows.off), len(numbers)
+    share = batch_loss_weights(state, off, drawn.places)
+    if share is None:
+        counts = off.diff()
+        share = torch.repeat_interleave(1 / counts.to(dtype_of(block)), counts)
+    batches = stored_compiled.training_batches(model, block, stored, drawn, share)
+    losses = stored_compiled.train_(
+        model, cfg.training, block, dict(state.training), batches, stored
     )
-    batches = [draw_training_rows(clients, state, stored, number) for number in numbers]
-    losses = stored_compiled.train_(model, cfg.training, block, models, batches, stored, keys)
-    for number, rows, loss in zip(numbers, batches, losses, strict=True):
-        add_to_sums_(state, rows, loss, batches_before + number)
+    # What `add_to_sums_` does, batch after batch.
+    slots, slot_off = (
+        torch.from_numpy(t) for t in (batches.later.slots, batches.later.arrays.slot_off)
+    )
+    number = batches_before + torch.tensor(numbers).repeat_interleave(block.num_clients)
+    ages = (number[owners(slot_off)] - state.received_at.t[slots]).double()
+    parts = segment_sum(losses, off), off.diff(), segment_sum(ages, slot_off), slot_off.diff()
+    for sums in torch.stack([t.double() for t in parts], dim=1).chunk(num_batches_now):
+        state.sums.t.add_(sums)
+
+
+def compiled_batches(clients: FedAISClients, nodes: DrawnNodes, numbers: range) -> DrawnBatches:
+    """Return batches with their edges, drawn once for their exchange and for their training."""
+    cfg, block = clients.cfg, clients.block
+    rows, off, places = rows_of_batches(cfg, block, nodes, numbers)
+    keys = tuple(clients.key.fold("batch", number) for number in numbers)
+    cached = block.memo.get("drawn batches")
+    if not isinstance(cached, DrawnBatches) or not cached.is_of(keys, rows):
+        graphs = stored_rows.surroundings(block, halo=False), surroundings_of(clients)
+        cached = draw_batches(graphs, rows, off, places, cfg.options.drawn, keys)
+        block.memo["drawn batches"] = cached
+    return cached
 
 
 def draw_training_rows(
@@ -1053,13 +1088,15 @@ def batch_loss_weights(nodes: DrawnNodes, off: Tensor, places: Tensor) -> Tensor
 
     Args:
         nodes: that a round has drawn.
-        off: (C + 1,) of the batch.
+        off: (C + 1,) of the batch, or (J C + 1,) of several.
         places: (b,) of its rows among the drawn nodes.
     """
     if nodes.loss_weights is None:
         return None
     weights = nodes.loss_weights.t[places]
-    factor = nodes.sample.off.diff().to(weights.dtype) / off.diff().clamp(min=1)
+    counts = off.diff()
+    sizes = nodes.sample.off.diff().to(weights.dtype)
+    factor = sizes.repeat(len(counts) // len(sizes)) / counts.clamp(min=1)
     return weights * factor[owners(off)]
 
 

@@ -111,7 +111,7 @@ from silograph.methods.base import (
 )
 from silograph.methods.local_training import AveragedModel, exact_weights
 from silograph.methods.ops import Clients, Server, calls, op, program, repeat, when
-from silograph.nn.conv import Messages, Params
+from silograph.nn.conv import Messages
 from silograph.nn.fit import LOSS_FLOPS, check_places, check_weights, dtype_of, stacked_copies
 from silograph.nn.forward import Pass, forward_pass, rows_of_stage
 from silograph.nn.mini_batches import (
@@ -678,7 +678,10 @@ class RoundStart:
     knobs: Annotated[Mapping[str, Stacked], rate_specs]
 
 
-@op(Kind.WEIGHTS, replies=Kind.HALO_KEYS)
+STEPPED = "weights/", "moments/"  # how names of fields begin that a step changes in place
+
+
+@op(Kind.WEIGHTS, replies=Kind.HALO_KEYS, writes=STEPPED)
 def open_round(
     clients: FedGraphClients, _state: Empty, request: RoundStart
 ) -> tuple[RoundState, Slots]:
@@ -697,7 +700,11 @@ def begin_round(clients: FedGraphClients, request: RoundStart) -> RoundState:
         keep_rates.append(request.knobs[name].t if name in request.knobs else keep_rates[-1])
     return RoundState(
         weights=stack(weights),
-        moments=stack(cfg.optimizer.init(weights) if memory is None else memory),
+        moments=stack(
+            cfg.optimizer.init(weights)
+            if memory is None
+            else {name: m.clone() for name, m in memory.items()}  # steps change it in place
+        ),
         kappa=request.knobs["kappa"],
         keep=Stacked(torch.stack(keep_rates, dim=1)),
         nodes=Stacked(torch.zeros_like(block.num_train)),
@@ -905,7 +912,10 @@ def objective(
 
 
 def take_step(clients: FedGraphClients, state: RoundState) -> RoundState:
-    """Take a step on the batch; rows of others are constants (algorithm 1, one iteration)."""
+    """Take a step on the batch; rows of others are constants (algorithm 1, one iteration).
+
+    Weights and moments are changed in place.
+    """
     cfg = clients.cfg
     weights, memory = ({n: f.t for n, f in m.items()} for m in (state.weights, state.moments))
     leaves = {name: w.detach().requires_grad_() for name, w in weights.items()}
@@ -916,26 +926,20 @@ def take_step(clients: FedGraphClients, state: RoundState) -> RoundState:
     nodes = batch.off.diff()
     report_rows(batch.off, LOSS_FLOPS * cfg.model.outputs)
     report_each(cfg.training.step_flops, Kind.OPTIMIZER)
-    new_weights, new_memory = ({n: t.clone() for n, t in old.items()} for old in (weights, memory))
-    cfg.optimizer.step_(new_weights, dict(zip(leaves, gradients, strict=True)), new_memory)
+    idle = (nodes == 0).nonzero()[:, 0]  # clients without a batch, which take no step
+    before = {n: t[idle] for n, t in (*weights.items(), *memory.items())} if len(idle) else {}
+    cfg.optimizer.step_(weights, dict(zip(leaves, gradients, strict=True)), memory)
+    for name, t in (*weights.items(), *memory.items()) if len(idle) else ():
+        t[idle] = before[name]
     return RoundState(
-        weights=stack(_of_active_clients(nodes > 0, new_weights, weights)),
-        moments=stack(_of_active_clients(nodes > 0, new_memory, memory)),
+        weights=state.weights,
+        moments=state.moments,
         kappa=state.kappa,
         keep=state.keep,
         nodes=Stacked(nodes),
         loss=Stacked(loss.detach()),
         steps=Stacked(state.steps.t + 1),
     )
-
-
-def _of_active_clients(
-    active: Tensor, new: Mapping[str, Tensor], old: Mapping[str, Tensor]
-) -> Params:
-    """Return the tensors (C, ...) after a step of the clients that took one."""
-    return {
-        n: torch.where(active.view(-1, *[1] * (t.dim() - 1)), t, old[n]) for n, t in new.items()
-    }
 
 
 def last_rows_spec(cfg: MethodConfig[FedGraphOptions]) -> FieldSpecs:
@@ -963,7 +967,7 @@ class TrainedModel:
     loss: Annotated[Stacked, LOSS]
 
 
-@op(Kind.EMBEDDINGS, replies=Kind.HALO_KEYS)
+@op(Kind.EMBEDDINGS, replies=Kind.HALO_KEYS, writes=STEPPED)
 def step(
     clients: FedGraphClients, state: RoundState, request: LastRows
 ) -> tuple[RoundState, Slots]:
@@ -972,7 +976,7 @@ def step(
     return name_slots_of(clients, new, shared_stages(clients.cfg)[-1])
 
 
-@op(Kind.EMBEDDINGS, replies=Kind.WEIGHTS)
+@op(Kind.EMBEDDINGS, replies=Kind.WEIGHTS, writes=STEPPED)
 def submit(
     clients: FedGraphClients, state: RoundState, request: LastRows
 ) -> tuple[Empty, TrainedModel]:

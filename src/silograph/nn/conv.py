@@ -783,6 +783,11 @@ class Directed:
 BEFORE_SUM = ("weight", "sender", "receiver")  # weights that `map` and `combine` read
 
 
+def is_before_sum(name: str) -> bool:
+    """Return whether `map` and `combine` read a weight, and `finish` does not."""
+    return name.removeprefix(SECOND_DIRECTION) in BEFORE_SUM
+
+
 def _second(p: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
     """Return the weights of the second direction by the names that a convolution has for them."""
     prefix = SECOND_DIRECTION

@@ -105,7 +105,7 @@ class Pass:
 def dropped(x: Tensor, drop: float, row_key: Tensor, key: Key) -> Tensor:
     """Return x (n, D) with entries dropped by key and the rest scaled to keep the mean."""
     is_kept = key.keep(row_key, x.shape[1], drop)
-    return x * is_kept.to(x.dtype) * (1 / keep_probability(drop))
+    return (x * is_kept.to(x.dtype)).mul_(1 / keep_probability(drop))
 
 
 def _drop_entries(x: SparseRows, drop: float, row_key: Tensor, key: Key) -> SparseRows:

@@ -33,6 +33,7 @@ from silograph.nn.conv import (
     Params,
     Propagation,
     Scales,
+    is_before_sum,
 )
 from silograph.nn.forward import (
     NO_TABLES,
@@ -339,14 +340,26 @@ def entering(block: ClientBlock, reach: Reach) -> Rows:
     return SparseRows(reach.operators["features"], reach.off, feature=block.x.used.feature)
 
 
+Half = Literal["before", "after"]  # of a stage: up to its sum, and from it on
+
+
 def stage_weights(
-    block: ClientBlock, number: int, stage: Stage, weights: Mapping[str, Tensor]
+    block: ClientBlock,
+    number: int,
+    stage: Stage,
+    weights: Mapping[str, Tensor],
+    half: Half | None = None,
 ) -> Params:
-    """Return the weights of a stage, shared form, without prefix; compact where x is sparse."""
+    """Return the weights of a stage, shared form, without prefix; compact where x is sparse.
+
+    `half`: return only those that it reads.
+    """
     prefix = f"{number}."
     params = {k.removeprefix(prefix): w for k, w in weights.items() if k.startswith(prefix)}
+    if half is not None:
+        params = {k: w for k, w in params.items() if is_before_sum(k) == (half == "before")}
     if number == 0 and isinstance(block.x, SparseRows):
-        for name in stage.conv.maps:
+        for name in params.keys() & set(stage.conv.maps):
             params[name] = params[name][block.x.used.feature]
     return params
 
@@ -427,14 +440,14 @@ def _half_gradients(
 def _weights_of_clients(w: Tensor, stage_inputs: Inputs, name: str, clients: int) -> Tensor:
     """Return weights with a slice for each client, so that each has a gradient of its own.
 
-    Compact weights have rows of their own for each client already.
+    Compact weights have rows of their own for each client already; nothing writes to them.
     """
     if (
         stage_inputs.number == 0
         and isinstance(stage_inputs.x, SparseRows)
         and name in stage_inputs.stage.conv.maps
     ):
-        return w.detach().clone()
+        return w.detach()
     return w.detach().expand(clients, *w.shape)
 
 

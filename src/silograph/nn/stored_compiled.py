@@ -9,6 +9,7 @@ together.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -17,7 +18,7 @@ from torch import Tensor
 from silograph.core.errors import ProtocolError
 from silograph.core.key import Key
 from silograph.core.kinds import Kind
-from silograph.core.payload import Ragged, Stacked, offsets, owners
+from silograph.core.payload import Ragged, Stacked, offsets
 from silograph.core.work import report_clients
 from silograph.graph.block.block import ClientBlock, SparseRows
 from silograph.nn.conv import Conv
@@ -37,8 +38,14 @@ from silograph.nn.kernel_block import (
 from silograph.nn.kernels import arrays
 from silograph.nn.kernels import stored as kernels
 from silograph.nn.model import scales_of
-from silograph.nn.segment import segment_sum
-from silograph.nn.stored_rows import STEPS, Batch, Senders, StoredRows, TrainingRows, stored_stages
+from silograph.nn.stored_batches import BatchRows, DrawnBatches, Edges
+from silograph.nn.stored_rows import (
+    STEPS,
+    StoredRows,
+    Surroundings,
+    stored_stages,
+    surroundings,
+)
 
 FLAT = "flat"
 KINDS = "weights", "memory/first", "memory/second", "memory/momentum"
@@ -77,15 +84,64 @@ def prepare(
     return data, block.origin.once(name, arrays.ModelShape, lambda: model_shape(model, Schedule(1)))
 
 
+@dataclass(frozen=True, eq=False)
+class DrawnSenders:
+    """The senders of J batches in a stage.
+
+    Attributes:
+        arrays: as the kernels read them.
+        slots: (h,) int64 slots of the block.
+    """
+
+    arrays: kernels.SenderArrays
+    slots: np.ndarray
+
+
+@dataclass(frozen=True, eq=False)
+class TrainingBatches:
+    """J batches to train on.
+
+    Attributes:
+        rows: of the batches.
+        share: (b,) weight of each row's loss.
+        keys: of the batches.
+        first: who sends to the rows in the stage that features enter.
+        later: in all later ones.
+    """
+
+    rows: BatchRows
+    share: Tensor
+    keys: Sequence[Key]
+    first: DrawnSenders
+    later: DrawnSenders
+
+
+def training_batches(
+    model: Staged, block: ClientBlock, stored: StoredRows, drawn: DrawnBatches, share: Tensor
+) -> TrainingBatches:
+    """Return drawn batches with those who send to them; `share` (b,): weights of losses."""
+    stages, known = stored_stages(model), stored.known.numpy()
+    later = model.stages[-1 if not stages else stages[0]].conv
+    halo = [stored.halo[number] for number in stages if number in stored.halo]
+    alone, first = surroundings(block, halo=False), model.stages[0].conv
+    around = alone if drawn.around is drawn.alone else surroundings(block)
+    return TrainingBatches(
+        rows=drawn.rows,
+        share=share,
+        keys=drawn.keys,
+        first=senders_of(block, alone, first, drawn.rows, drawn.alone, known, []),
+        later=senders_of(block, around, later, drawn.rows, drawn.around, known, halo),
+    )
+
+
 def train_(
     model: Staged,
     training: Training,
     block: ClientBlock,
     fields: TrainingFields,
-    batches: Sequence[TrainingRows],
+    batches: TrainingBatches,
     stored: StoredRows,
-    keys: Sequence[Key],
-) -> tuple[Tensor, ...]:
+) -> Tensor:
     """Take a step with every client that has rows in a batch, batch after batch, in place.
 
     Args:
@@ -95,10 +151,9 @@ def train_(
         fields: of the clients, from `pack_weights`.
         batches: J of them, of clients that have rows in them or not.
         stored: rows of others; `own` becomes what entered the stages of the batches' rows.
-        keys: of the batches.
 
     Returns:
-        The loss of each row of each batch, (b,) float64.
+        The loss of each row of the batches, (b,) float64.
 
     Raises:
         ProtocolError: weights, moments or stored rows are not those of the model and block.
@@ -111,7 +166,7 @@ def train_(
     own_rows = torch.cat(
         [flat_weights.new_empty(len(block.row_key), 0), *(stored.own[n] for n in stages)], 1
     )
-    batch_arrays = _arrange_batches(model, block, batches, stored, own_rows, keys)
+    batch_arrays = _arrange_batches(model, block, batches, own_rows)
     w, m1, m2 = (_tensors_of_kind(model, fields, kind) for kind in _weight_and_moment_kinds(fields))
     clients = kernels.TrainingArrays(w, m1, m2, fields[STEPS].t.numpy())
     rule = step_rule(training)
@@ -124,13 +179,11 @@ def train_(
     run_in_threads(block, train)
     for number, part in zip(stages, own_rows.split([*_stage_widths(model)], dim=1), strict=True):
         stored.own[number].copy_(part)
-    for batch in batches:
-        report_clients(_step_flops(model, block, batch))
-        report_clients((batch.batch.off.diff() > 0).double() * training.step_flops, Kind.OPTIMIZER)
-    losses: tuple[Tensor, ...] = torch.from_numpy(batch_arrays.loss).split(
-        [len(batch.batch.rows) for batch in batches]
-    )
-    return losses
+    flops, counts = _step_flops(model, block, batches), batches.rows.off.reshape(-1)
+    steps = (np.diff(counts).reshape(-1, block.num_clients) > 0).sum(0)
+    report_clients(flops)
+    report_clients(torch.from_numpy(steps * float(training.step_flops)), Kind.OPTIMIZER)
+    return torch.from_numpy(batch_arrays.loss)
 
 
 def check_fields(
@@ -209,29 +262,21 @@ def _tensors_of_kind(model: Staged, fields: TrainingFields, kind: str) -> kernel
 
 
 def _arrange_batches(
-    model: Staged,
-    block: ClientBlock,
-    batches: Sequence[TrainingRows],
-    stored: StoredRows,
-    own: Tensor,
-    keys: Sequence[Key],
+    model: Staged, block: ClientBlock, batches: TrainingBatches, own: Tensor
 ) -> kernels.BatchArrays:
-    """Return the batches side by side, as kernels read them."""
-    stages, rows = stored_stages(model), torch.cat([batch.batch.rows for batch in batches])
+    """Return the batches as kernels read them."""
+    stages, rows = stored_stages(model), batches.rows.rows
     first_column = dict(
         zip(stages, offsets(torch.tensor([*_stage_widths(model), 0])).tolist(), strict=False)
     )
-    later = model.stages[-1 if not stages else stages[0]].conv
-    halo = [stored.halo[number] for number in stages if number in stored.halo]
-    pairs = [(c.batch, c.batch.first) for c in batches], [(c.batch, c.batch.later) for c in batches]
     return kernels.BatchArrays(
-        key=np.array([key.value for key in keys], np.uint64),
+        key=np.array([key.value for key in batches.keys], np.uint64),
         clients=block.num_clients,
-        rows=contiguous(rows - block.off[block.client[rows]], np.int64),
-        off=_join_offsets([batch.batch.off for batch in batches]),
-        share=contiguous(torch.cat([share_of(batch, own.dtype) for batch in batches])),
-        first=_sender_arrays(model.stages[0].conv, block, pairs[0], []),
-        later=_sender_arrays(later, block, pairs[1], halo),
+        rows=rows - block.off.numpy()[block.client.numpy()[rows]],
+        off=batches.rows.off,
+        share=contiguous(batches.share),
+        first=batches.first.arrays,
+        later=batches.later.arrays,
         own=own.numpy(),
         place=np.array(
             [first_column.get(number, -1) for number in range(len(model.stages))], np.int64
@@ -240,91 +285,168 @@ def _arrange_batches(
     )
 
 
-def _join_offsets(offs: Sequence[Tensor]) -> np.ndarray:
-    """Return the ends of J C runs, which lie batch after batch, from offsets (C + 1,) in each."""
-    return contiguous(offsets(torch.cat([off.diff() for off in offs])), np.int64)
+@dataclass(frozen=True, eq=False)
+class Scaled:
+    """Scales of the rows of a block in a convolution, worked out once.
+
+    Attributes:
+        sender: (n,) or None for 1.
+        receiver: (n,) or None for 1.
+        itself: (n,) weight of the own z; 0 where the sum has none.
+    """
+
+    sender: np.ndarray | None
+    receiver: np.ndarray | None
+    itself: np.ndarray
 
 
-def _sender_arrays(
-    conv: Conv, block: ClientBlock, pairs: Sequence[tuple[Batch, Senders]], halo: Sequence[Tensor]
-) -> kernels.SenderArrays:
-    """Return the senders of each batch in a stage; `halo` has slots' rows (S, D) of each stage."""
-    rows = torch.cat([senders.rows for _, senders in pairs])
-    slots = torch.cat([senders.slots for _, senders in pairs])
-    edges = [_edge_arrays(conv, batch, senders) for batch, senders in pairs]
-    own_weights = [_own_weight(conv, senders) for _, senders in pairs]
-    no_columns = own_weights[0].new_empty(len(slots), 0)
-    return kernels.SenderArrays(
-        rows=contiguous(rows - block.off[block.client[rows]], np.int64),
-        off=_join_offsets([senders.off for _, senders in pairs]),
-        slot=contiguous(torch.cat([no_columns, *(rows[slots] for rows in halo)], dim=1)),
-        slot_key=contiguous(block.halo.key[slots], np.int64).view(np.uint64),
-        slot_off=_join_offsets([senders.slot_off for _, senders in pairs]),
-        ptr=contiguous(offsets(torch.cat([s.adj.indptr.diff() for _, s in pairs])), np.int64),
-        col=contiguous(torch.cat([col for col, _ in edges]), np.int32),
-        value=contiguous(torch.cat([value for _, value in edges])),
-        own=contiguous(torch.cat(own_weights)),
+def _scales(block: ClientBlock, around: Surroundings, conv: Conv) -> Scaled:
+    """Return the scales of a convolution, whose degrees are those in `around`, cached."""
+
+    def make() -> Scaled:
+        assert block.adj.values is not None  # blocks carry values of the run's dtype
+        degree = around.graph.adj.degree[around.place].to(block.adj.values.dtype)[:, None]
+        scales = scales_of(conv)
+        parts = scales.sender_scale(degree), scales.receiver_scale(degree), scales.itself(degree)
+        sender, receiver, itself = (None if t is None else t[:, 0].numpy() for t in parts)
+        return Scaled(sender, receiver, np.zeros_like(degree[:, 0]) if itself is None else itself)
+
+    return block.once(("scales of senders", conv, around.graph is block), Scaled, make)
+
+
+def senders_of(
+    block: ClientBlock,
+    around: Surroundings,
+    conv: Conv,
+    rows: BatchRows,
+    edges: Edges,
+    known: np.ndarray,
+    halo: Sequence[Tensor],
+) -> DrawnSenders:
+    """Return who sends along edges, without slots whose rows have not been received.
+
+    Args:
+        block: C clients.
+        around: the graph that the edges are of.
+        conv: the convolution of the stage.
+        rows: of J batches.
+        edges: drawn for them.
+        known: (S,) bool, slots whose rows have been received.
+        halo: rows (S, D) of the slots for each stored stage.
+    """
+    row, slot = around.row.numpy()[edges.node], around.slot.numpy()[edges.node]
+    position, share = edges.position, edges.share
+    is_slot = slot >= 0
+    if is_slot.any():
+        is_here = ~is_slot
+        is_here[is_slot] = known[slot[is_slot]]
+        if not is_here.all():
+            share = _shares_for_missing(position, share, is_here, len(rows.rows))[is_here]
+            row, slot, position, is_slot = (t[is_here] for t in (row, slot, position, is_slot))
+    n, num_slots, client_off = len(block.row_key), len(block.halo.key), block.off.numpy()
+    batch, batches = rows.batch[position], len(rows.off) // block.num_clients
+    is_own, counts = ~is_slot, np.diff(rows.off)
+    own_place, slot_place = (
+        batch[is_own] * n + row[is_own],
+        batch[is_slot] * num_slots + slot[is_slot],
     )
-
-
-def _own_weight(conv: Conv, senders: Senders) -> Tensor:
-    """Return the weight of a row's own z, (b,); 0 where the sum has none."""
-    degree = senders.messages.receiver
-    weight = scales_of(conv).itself(degree)
-    return (torch.zeros_like(degree) if weight is None else weight)[:, 0]
-
-
-def _edge_arrays(conv: Conv, batch: Batch, senders: Senders) -> tuple[Tensor, Tensor]:
-    """Return the sender of each edge (e,) as its client numbers them, and both scales times it."""
-    adj, scales = senders.adj, scales_of(conv)
-    assert adj.values is not None  # how many edges each stands for
-    size, num_senders = len(batch.rows), len(senders.rows)
-    col, client = adj.indices.long(), owners(batch.off)[adj.row]
-    counts, sender_counts = batch.off.diff(), senders.off.diff()
-    value = adj.values
-    sender_scale = scales.sender_scale(torch.cat([senders.messages.sender, senders.degree]))
-    if sender_scale is not None:  # slots come scaled by their owners
-        ones = sender_scale.new_ones(len(senders.slots))
-        value = value * torch.cat([sender_scale[:, 0], ones])[col]
-    receiver_scale = scales.receiver_scale(senders.messages.receiver)
-    if receiver_scale is not None:
-        value = value * receiver_scale[adj.row, 0]
-    local = torch.where(
-        col < size,
-        col - batch.off[client],
-        torch.where(
-            col < size + num_senders,
-            col - size - senders.off[client] + counts[client],
-            col - size - num_senders - senders.slot_off[client] + (counts + sender_counts)[client],
-        ),
+    row_place = rows.batch * n + rows.rows
+    # Numbers of own rows, ascending, that send and are not in the batch, and of slots.
+    sends = np.zeros(batches * n, np.bool_)
+    sends[own_place] = True
+    sends[row_place] = False
+    sender, sender_off = _runs(sends, client_off, batches)
+    sends = np.zeros(batches * num_slots, np.bool_)
+    sends[slot_place] = True
+    slots, slot_off = _runs(sends, block.halo.off.numpy(), batches)
+    # A client numbers its senders: rows of the batch, then other rows, then slots.
+    number = np.empty(batches * n, np.int64)
+    number[row_place] = np.arange(len(rows.rows)) - np.repeat(rows.off[:-1], counts)
+    senders = np.diff(sender_off)
+    number[sender] = np.arange(len(sender)) + np.repeat(counts - sender_off[:-1], senders)
+    slot_number = np.empty(batches * num_slots, np.int64)
+    shift = counts + senders - slot_off[:-1]
+    slot_number[slots] = np.arange(len(slots)) + np.repeat(shift, np.diff(slot_off))
+    column = np.empty(len(row), np.int64)
+    column[is_own], column[is_slot] = number[own_place], slot_number[slot_place]
+    scaled = _scales(block, around, conv)
+    value = share
+    if scaled.sender is not None:  # slots come scaled by their owners
+        value = value.copy()
+        value[is_own] *= scaled.sender[row[is_own]]
+    if scaled.receiver is not None:
+        value = value * scaled.receiver[rows.rows[position]]
+    order = np.lexsort((column, position))
+    slots, sender = slots % max(num_slots, 1), sender % n
+    width = [torch.from_numpy(value[:0]).new_empty(len(slots), 0)]
+    stored = torch.cat([*width, *(part[torch.from_numpy(slots)] for part in halo)], dim=1)
+    arrays = kernels.SenderArrays(
+        rows=sender - client_off[block.client.numpy()[sender]],
+        off=sender_off,
+        slot=np.ascontiguousarray(stored.numpy()),
+        slot_key=block.halo.key.numpy()[slots].view(np.uint64),
+        slot_off=slot_off,
+        ptr=_offsets(np.bincount(position, minlength=len(rows.rows))),
+        col=column[order].astype(np.int32),
+        value=value[order],
+        own=scaled.itself[rows.rows],
     )
-    return local, value
+    return DrawnSenders(arrays, slots)
 
 
-def share_of(batch: TrainingRows, dtype: torch.dtype) -> Tensor:
-    """Return the weight of each row's loss, (b,)."""
-    if batch.share is not None:
-        return batch.share
-    counts = batch.batch.off.diff()
-    return torch.repeat_interleave(1 / counts.to(dtype), counts)
+def _runs(mask: np.ndarray, off: np.ndarray, parts: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return the places in a mask of J parts, ascending, and offsets (J C + 1,) of the runs.
+
+    `off` (C + 1,): the runs of each part.
+    """
+    places = np.flatnonzero(mask)
+    starts = (np.arange(parts)[:, None] * off[-1] + off[:-1]).reshape(-1)
+    return places, np.append(np.searchsorted(places, starts), len(places))
 
 
-def _step_flops(model: Staged, block: ClientBlock, batch: TrainingRows) -> Tensor:
-    """Return operations of a step on a batch, (C,) float64: what the torch layers report."""
-    rows = batch.batch.off.diff().double()
+def _offsets(lengths: np.ndarray) -> np.ndarray:
+    """Return where runs begin, and the end of the last one."""
+    return np.concatenate([[0], lengths.cumsum()])
+
+
+def _shares_for_missing(
+    position: np.ndarray, share: np.ndarray, is_here: np.ndarray, rows: int
+) -> np.ndarray:
+    """Return shares (e,) scaled so that available edges stand for all edges of their receiver."""
+    total, available = np.zeros((2, rows), share.dtype)
+    np.add.at(total, position, share)
+    np.add.at(available, position[is_here], share[is_here])
+    scaled: np.ndarray = (
+        share * (total / np.maximum(available, np.finfo(share.dtype).tiny))[position]
+    )
+    return scaled
+
+
+def _step_flops(model: Staged, block: ClientBlock, batches: TrainingBatches) -> Tensor:
+    """Return operations of steps on batches, (C,) float64: what the torch layers report."""
+    off, clients = batches.rows.off, block.num_clients
+
+    def by_client(ends: np.ndarray) -> np.ndarray:
+        """Return the length of each client's runs, (C,) float64."""
+        return np.diff(ends).reshape(-1, clients).sum(0).astype(np.float64)
+
+    rows = by_client(off)
     total = LOSS_FLOPS * model.outputs * rows
     for number, stage in enumerate(model.stages):
         conv, inner, out = stage.conv, 2.0 * stage.inputs * stage.outputs, stage.outputs
-        senders = batch.batch.later if number else batch.batch.first
-        others, slots, edges = (torch.zeros_like(rows) for _ in range(3))
+        senders = (batches.later if number else batches.first).arrays
+        others, slots, edges = (np.zeros_like(rows) for _ in range(3))
         if conv.sums:
-            others, slots = senders.off.diff().double(), senders.slot_off.diff().double()
-            edges = senders.adj.indptr[batch.batch.off].diff().double()
+            others, slots = by_client(senders.off), by_client(senders.slot_off)
+            edges = by_client(senders.ptr[off])
             slots = slots * (number > 0)
         if number == 0 and isinstance(block.x, SparseRows):
-            entries = block.x.csr.degree.double()
-            batch_entries = segment_sum(entries[batch.batch.rows], batch.batch.off)
-            sender_entries = segment_sum(entries[senders.rows], senders.off) * conv.sums
+            entries, first = block.x.csr.degree.numpy(), block.off.numpy()[:-1]
+            batch_entries = by_client(_ends_of_sums(entries[batches.rows.rows], off))
+            sender_rows = senders.rows + np.repeat(
+                np.tile(first, len(batches.keys)), np.diff(senders.off)
+            )
+            sender_entries = by_client(_ends_of_sums(entries[sender_rows], senders.off)) * conv.sums
             total += 4 * out * (batch_entries * (1 + conv.rooted) + sender_entries)
         else:
             products = 3 if number else 2
@@ -337,4 +459,9 @@ def _step_flops(model: Staged, block: ClientBlock, batch: TrainingRows) -> Tenso
         total += out * rows * (conv.rooted + 2 + 2 * stage.relu)
         if stage.drop > 0 and number:
             total += 2 * stage.inputs * (2 * rows + others + slots)
-    return total
+    return torch.from_numpy(total)
+
+
+def _ends_of_sums(values: np.ndarray, off: np.ndarray) -> np.ndarray:
+    """Return sums of the values before each offset."""
+    return np.concatenate([[0], values.cumsum()])[off]
