@@ -87,7 +87,7 @@ from silograph.federation.field_specs import (
     TRAIN,
     VAL,
 )
-from silograph.federation.program import Course
+from silograph.federation.program import BLANK, Course
 from silograph.federation.session.engine import Session
 from silograph.federation.session.events import (
     Board,
@@ -98,10 +98,10 @@ from silograph.federation.session.events import (
     both,
     log_event,
 )
-from silograph.federation.session.hub import agree, say_goodbye
-from silograph.federation.session.message import Type, facts_body
+from silograph.federation.session.hub import agree, ask_all, say_goodbye
+from silograph.federation.session.message import Type
 from silograph.federation.session.peer import Limits, LostError, Peer, one_line
-from silograph.federation.session.wire import need_packages
+from silograph.federation.session.wire import SHORT, need_packages
 from silograph.graph.graph import Schema
 from silograph.methods import METHODS
 from silograph.methods.base import Method
@@ -572,6 +572,7 @@ class ServerSession:
         self._nodes = {name: dict(nodes) for name, nodes in session.nodes.items()}
         self._judged = "nodes"  # or ratings, once the schema is known
         self._start: Mapping[str, object] = {}  # that silos received with START, once they did
+        self._rejoin_deadlines: dict[str, float] = {}  # of silos that were lost before round 1
         self.folder: ResultFolder | None = None  # of the run, once there is one
         self._register = Register(names, num_silos, keys)
         self._hub: Hub = Hub(
@@ -603,7 +604,7 @@ class ServerSession:
             check_versions(joined_silos[name])
         peers = {name: self._peers[name] for name in ids}
         # Match the edges between silos, and agree on features and classes.
-        agreed, route = agree(peers, server_settings.seconds)
+        agreed, route = agree(peers, server_settings.seconds, self._wait_for_return)
         facts = agreed.facts
         schema = Schema(facts.features, facts.num_classes, facts.task, facts.class_names)
         self._judged = "ratings" if schema.task == "rating" else "nodes"
@@ -618,13 +619,7 @@ class ServerSession:
         ops = server_ops(program)
         code = code_digests_for_silos(config, program)
         self._start = start_facts(config, schema, code, hand_over=server_settings.hand_over)
-        for peer in peers.values():
-            peer.send(Type.START, facts_body(self._start))
-        for name, peer in peers.items():
-            try:
-                self._record_node_counts(name, peer.answer(Type.DONE, server_settings.seconds))
-            except (ConfigError, LostError) as error:
-                raise reword_error(error, f"{name}: {error}", ConfigError) from None
+        self._start_all(peers)
         # All silos have agreed: open the session.
         limits = Limits(
             least=len(ids) if server_settings.least is None else server_settings.least,
@@ -721,6 +716,46 @@ class ServerSession:
                 )
             joined_by_name[joined.name] = joined
             self._peers[joined.name] = joined.peer
+
+    def _start_all(self, peers: dict[str, Peer]) -> None:
+        """Send all silos the run's config; raise `ConfigError` where one does not agree to it."""
+        request, seconds = (Type.START, self._start, SHORT), self._server_settings.seconds
+        try:
+            for name, body in ask_all(peers, request, Type.DONE, seconds, self._wait_for_return):
+                try:
+                    self._record_node_counts(name, body)
+                except ConfigError as error:
+                    raise reword_error(error, f"{name}: {error}", ConfigError) from None
+        except LostError as error:
+            raise reword_error(error, str(error), ConfigError) from None
+
+    def _wait_for_return(self, former: Peer, lost: LostError) -> Peer:
+        """Return the next stream of a silo whose stream has ended before the first round.
+
+        A silo has `rejoin` seconds in all, from the first time that its stream ends.
+
+        Raises:
+            LostError: it does not come back in time.
+        """
+        name, rejoin = former.name, self._server_settings.rejoin
+        if name not in self._rejoin_deadlines:
+            self._rejoin_deadlines[name] = time.monotonic() + rejoin
+        self._report(Event(What.DROPPED, name, 0, cause=lost.cause, reason=str(lost)))
+        self._report(Event(What.WAITING, name, 0, seconds=rejoin))
+        while self._peers[name] is former:
+            joined = self._hub.next(max(0.0, self._rejoin_deadlines[name] - time.monotonic()))
+            if joined is None:
+                line = f"{name}: {lost}; not back within {rejoin:g} s"
+                raise LostError(line, lost.cause) from None
+            try:
+                check_versions(joined)
+            except ConfigError as error:
+                self._report(Event(What.UNFIT, joined.name, reason=str(error)))
+                joined.peer.dismiss(str(error))
+                continue
+            self._peers[joined.name] = joined.peer
+        self._report(Event(What.RETURNED, name, BLANK))
+        return self._peers[name]
 
     def _record_node_counts(self, name: str, body: bytes | memoryview) -> None:
         """Remember how many nodes a silo has; raise `ConfigError` where it reported others."""

@@ -490,17 +490,64 @@ def _text(value: object) -> str:
 # --- Before training: silos show themselves, and the server finds out who answers for what -------
 
 
-def agree(peers: Mapping[str, Peer], seconds: float | None) -> tuple[Agreement, Route]:
+Rejoin = Callable[[Peer, LostError], Peer]
+
+
+def ask_all(
+    peers: dict[str, Peer],
+    request: tuple[Type, Mapping[str, Any], int],
+    answer: Type,
+    seconds: float | None,
+    rejoin: Rejoin,
+) -> Iterator[tuple[str, bytes | memoryview]]:
+    """Ask all silos at the same time, and yield the name and the answer of each, in order.
+
+    A silo whose stream ends is asked again on its next one, which takes its place in `peers`.
+
+    Args:
+        peers: the silos, by name.
+        request: type, facts, and the most bytes that an answer may have.
+        answer: type of the answers.
+        seconds: how long each may take; None: as long as its stream is there.
+        rejoin: called with a silo whose stream has ended, and why; returns its next stream, or
+            raises.
+
+    Raises:
+        LostError: a silo refuses, is late, or sends an invalid answer.
+    """
+    kind, facts, most = request
+    for peer in peers.values():
+        peer.send(kind, facts_body(facts), most)
+    for name in peers:
+        while True:
+            try:
+                body = peers[name].answer(answer, seconds)
+            except LostError as error:
+                if error.cause is not Cause.GONE:
+                    raise LostError(f"{name}: {error}", error.cause) from None
+                peers[name] = rejoin(peers[name], error)
+                peers[name].send(kind, facts_body(facts), most)
+            else:
+                yield name, body
+                break
+
+
+def agree(peers: dict[str, Peer], seconds: float | None, rejoin: Rejoin) -> tuple[Agreement, Route]:
     """Match features, labels and edges of the silos, in the federation's order.
+
+    Args:
+        peers: the silos; see `ask_all`.
+        seconds: how long each answer may take; None: as long as the stream is there.
+        rejoin: see `ask_all`.
 
     Raises:
         DataError: they do not; where it is edges, the silo itself has told its people which.
         ProtocolError: a silo does not answer, or shows what no data can give.
     """
     nonce = secrets.token_bytes(NONCE_BYTES)
-    for peer in peers.values():
-        peer.send(Type.JOIN, facts_body({"nonce": nonce.hex()}), MOST_HELLO)
-    result = match([_hello(name, peer, seconds) for name, peer in peers.items()])
+    request = Type.JOIN, {"nonce": nonce.hex()}, MOST_HELLO
+    answers = ask_all(peers, request, Type.JOINED, seconds, rejoin)
+    result = match([_hello(name, body) for name, body in answers])
     if result.route is None:
         for each in result.disagreements:
             _explain(peers[each.silo], nonce, each, seconds)
@@ -512,9 +559,9 @@ def agree(peers: Mapping[str, Peer], seconds: float | None) -> tuple[Agreement, 
     return result, result.route
 
 
-def _hello(name: str, peer: Peer, seconds: float | None) -> Hello:
+def _hello(name: str, body: bytes | memoryview) -> Hello:
     try:
-        envelope, payload = decode(peer.answer(Type.JOINED, seconds))
+        envelope, payload = decode(body)
         if envelope != HELLO:
             raise ProtocolError(f"expected the hello of a silo, got a frame of {envelope.op}")
         hello_message = from_payload(payload)
