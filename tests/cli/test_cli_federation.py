@@ -33,7 +33,8 @@ from silograph.deploy.demo import (
     _wait_for_end,
 )
 from silograph.deploy.server import read_versions
-from silograph.federation.session.identity import SiloKey, read_keys
+from silograph.federation.session.identity import SiloKey
+from silograph.federation.session.key_versions import read_keys
 from silograph.federation.session.state_store import lock_state_folder
 from silos import running
 

@@ -37,6 +37,7 @@ from silograph.deploy.allowed_code import (
     portable_name,
     server_ops,
 )
+from silograph.deploy.key_watch import KeyWatch
 from silograph.deploy.metrics import Figures, RunMonitor, monitor_run
 from silograph.deploy.policy import PRIVATE
 from silograph.deploy.server_settings import (
@@ -536,6 +537,20 @@ def reason_of(error: BaseException) -> str:
     return str(error) if isinstance(error, SilographError) else type(error).__name__
 
 
+def _keys_of(
+    session: SessionState,
+    server_settings: ServerSettings,
+    names: tuple[str, ...] | None,
+    num_silos: int,
+) -> Mapping[str, bytes] | None:
+    """Return the keys of the silos of a run: of its folder, but for those in a given file."""
+    if not session.keys:
+        return known_keys(server_settings, names, num_silos)
+    if server_settings.keys is None:
+        return session.keys
+    return {**session.keys, **(known_keys(server_settings, names, num_silos) or {})}
+
+
 class ServerSession:
     """The server's side of a run, from the first silo that attaches to the end.
 
@@ -560,7 +575,7 @@ class ServerSession:
 
         num_silos, certificate_and_key = config.clients, credentials(server_settings)
         assert num_silos is not None  # see `expected_silos`
-        keys = session.keys or known_keys(server_settings, names, num_silos)
+        keys = _keys_of(session, server_settings, names, num_silos)
         self._config = config
         self._server_settings = server_settings
         self._token = session.token
@@ -588,6 +603,12 @@ class ServerSession:
             self._report(Event(What.EXPOSED, note=line))
         if keys is None and not server_settings.insecure:
             self._report(Event(What.UNKNOWN_KEYS, note=UNKNOWN_KEYS))
+        self._key_watch = KeyWatch(server_settings, self._register, self._hub, self._report)
+        try:
+            self._key_watch.start()
+        except ConfigError:
+            self._hub.close()
+            raise
         self._report(Event(What.LISTENING, address=self._hub.address))
 
     def set_up(self) -> Setup:
@@ -668,7 +689,7 @@ class ServerSession:
     def close(self, reason: str) -> None:
         """Tell the silos that the run is over, and stop listening."""
         say_goodbye(self._attached_peers(), reason, self._report)
-        self._hub.close()
+        self._stop_listening()
         self._report(Event(What.ENDED, reason=reason or None))
 
     def leave(self, error: BaseException) -> None:
@@ -682,11 +703,15 @@ class ServerSession:
         elif isinstance(error, KeyboardInterrupt) and (self.folder is not None or not self._start):
             peers = self._attached_peers()
             say_goodbye(peers, None, self._report)
-            self._hub.close()
+            self._stop_listening()
             waits = bool(peers) or self.folder is not None  # else none has ever attached
             self._report(Event(What.STOPPED, silos=None if waits else 0))
         else:
             self.close(reason_of(error))
+
+    def _stop_listening(self) -> None:
+        self._key_watch.close()
+        self._hub.close()
 
     def _attached_peers(self) -> dict[str, Peer]:
         """Return all silos that are attached, also those that are in no round yet."""

@@ -287,7 +287,8 @@ class Hub:
         self._report = report
         self._lock = threading.Lock()
         self._joined: SimpleQueue[Joined] = SimpleQueue()
-        self._streams: dict[str, tuple[StreamLink, Any]] = {}  # and gRPC's context of each
+        # By silo: its stream, gRPC's context of it, and the key that it has attached with.
+        self._streams: dict[str, tuple[StreamLink, Any, bytes]] = {}
         self._processes: dict[str, list[str]] = {}  # of each silo, in the order of their coming
         self._duplicate_processes: set[str] = set()
         self._handshakes = Handshakes(lambda: dict(register.keys))
@@ -339,11 +340,24 @@ class Hub:
             joined_by_name[joined.name] = joined
         return list(joined_by_name.values())
 
+    def end_replaced(self) -> list[str]:
+        """End the streams of silos whose key was replaced or revoked, and return their names."""
+        with self._lock:
+            ended = {
+                name: stream
+                for name, stream in self._streams.items()
+                if stream[0].alive and not self._register.is_current(name, stream[2])
+            }
+        for link, context, _ in ended.values():
+            link.close()
+            context.cancel()
+        return list(ended)
+
     def close(self) -> None:
         """Stop listening and end all streams."""
         with self._lock:
             streams = list(self._streams.values())
-        for link, _ in streams:
+        for link, *_ in streams:
             link.close()
         self._server.stop(grace=1).wait()
 
@@ -425,7 +439,7 @@ class Hub:
         threading.Thread(target=link.pump, args=(requests,), daemon=True).start()
         with self._lock:  # streams of one silo are told of in their order
             before = self._streams.get(name)
-            self._streams[name] = link, context
+            self._streams[name] = link, context, bytes.fromhex(str(hello["key"]))
             self._joined.put(
                 Joined(name, hello, link, Peer(name, link, self._token))
             )  # whoever is welcome is known to be there
