@@ -102,6 +102,7 @@ from silograph.federation.session.events import (
 from silograph.federation.session.hub import agree, ask_all, say_goodbye
 from silograph.federation.session.message import Type
 from silograph.federation.session.peer import Limits, LostError, Peer, one_line
+from silograph.federation.session.signed_heads import share_heads
 from silograph.federation.session.wire import SHORT, need_packages
 from silograph.graph.graph import Schema
 from silograph.methods import METHODS
@@ -688,6 +689,8 @@ class ServerSession:
 
     def close(self, reason: str) -> None:
         """Tell the silos that the run is over, and stop listening."""
+        if self._server_settings.share_audit_heads and self._session is not None:
+            share_heads(self._session.peers, self._report)
         say_goodbye(self._attached_peers(), reason, self._report)
         self._stop_listening()
         self._report(Event(What.ENDED, reason=reason or None))

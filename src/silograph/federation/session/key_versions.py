@@ -98,7 +98,7 @@ def read_key_versions(path: Path) -> dict[str, tuple[KeyVersion, ...]]:
 
 
 def _read_key_folder(folder: Path) -> dict[str, tuple[KeyVersion, ...]]:
-    keys = {}
+    keys: dict[str, tuple[KeyVersion, ...]] = {}
     for path in sorted(folder.glob("*.pub")):
         try:
             key = load_pem_public_key(path.read_bytes())
