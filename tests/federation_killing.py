@@ -1,8 +1,9 @@
-"""Runs federations whose server and silos get SIGKILL at random instants.
+"""Runs federations whose server and silos get signals at random instants.
 
-    python -m federation_killing CASE FOLDER KILLS SEED
+    python -m federation_killing CASE FOLDER KILLS SEED [SIGNALS]
 
-makes federations in FOLDER/0, FOLDER/1, ... until KILLS kills have landed in them, compares what
+SIGNALS are KILL (default), or several such as TERM,INT, of which one is drawn each time. It makes
+federations in FOLDER/0, FOLDER/1, ... until KILLS of them have landed in them, compares what
 each has left with the simulation in FOLDER/whole, and prints a line with the numbers of
 federations, of kills of servers and of kills of silos. Whoever is killed, or ends without the run
 being over, is started again. Children are forked from this process, which never uses gRPC itself.
@@ -15,6 +16,7 @@ import socket
 import sys
 import time
 import traceback
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -27,6 +29,7 @@ from conftest import planted_graph
 from rating_graphs import rating_graph
 from runs import files_of
 from silograph.core.config import RunConfig
+from silograph.core.stop_signals import handle_signals
 from silograph.deploy.server import SESSION, resume_server, serve
 from silograph.deploy.server_settings import ServerSettings
 from silograph.deploy.silo import Attendance, take_part_in_run
@@ -37,8 +40,8 @@ from silos import config_of, folders
 
 SILOS = 3
 MOST_KILLS = 12  # of one federation
+PAUSE = 1.0  # seconds between them, at most
 LONGEST = 240.0  # seconds of one federation; longer is a hang
-RATINGS = {"model": "rating_mf", "options": {"model.embedding": 4, "items": 64}}
 # Methods by name, and other tasks.
 CASES: dict[str, dict[str, Any]] = {
     "multilabel": {"method": "fedopt"},
@@ -98,6 +101,7 @@ class Killed:
             self.alive[child] = who
             return
         code = 1
+        handle_signals()
         try:
             with open(self.folder / f"{who}.log", "a") as log:
                 os.dup2(log.fileno(), 1)
@@ -151,18 +155,15 @@ class Killed:
             elif not self.is_complete:
                 self.start(who)
 
-    def kill_one(self, rng: random.Random) -> int | None:
-        """Kill the server or a silo, and return which; None if it had ended."""
+    def hit_one(self, rng: random.Random, signals: Sequence[int]) -> int | None:
+        """Send the server or a silo a signal, and return which; None if it had ended."""
         child = rng.choice(sorted(self.alive))
         who = self.alive.pop(child)
         with suppress(ProcessLookupError):
-            os.kill(child, signal.SIGKILL)
+            os.kill(child, rng.choice(signals))
         _, status = os.waitpid(child, 0)
-        if not os.WIFSIGNALED(status):
-            if status == 0:
-                self.done.add(who)
-            else:
-                self.start(who)
+        if status == 0:
+            self.done.add(who)
             return None
         self.start(who)
         return who
@@ -176,8 +177,8 @@ class Killed:
         self.alive.clear()
 
 
-def federate(killed: Killed, kills: int, rng: random.Random, pause: float) -> list[int]:
-    """Run a federation in which so many kills land, at most, and return who was killed."""
+def federate(killed: Killed, kills: int, rng: random.Random, signals: Sequence[int]) -> list[int]:
+    """Run a federation in which so many signals land, at most, and return who was hit."""
     begin, victims = time.monotonic(), list[int]()
     for who in range(-1, len(killed.silos)):
         killed.start(who)
@@ -185,10 +186,10 @@ def federate(killed: Killed, kills: int, rng: random.Random, pause: float) -> li
         while not killed.is_complete or -1 in killed.alive.values():
             if time.monotonic() - begin > LONGEST:
                 raise TimeoutError(f"{killed.folder} hangs after kills of {victims}")
-            time.sleep(pause * rng.random())
+            time.sleep(PAUSE * rng.random())
             killed.reap()
             if len(victims) < kills and killed.alive and not killed.is_complete:
-                who = killed.kill_one(rng)
+                who = killed.hit_one(rng, signals)
                 victims += [] if who is None else [who]
         until = time.monotonic() + 5  # silos that were told of the end
         while killed.alive and time.monotonic() < until:
@@ -199,19 +200,21 @@ def federate(killed: Killed, kills: int, rng: random.Random, pause: float) -> li
     return victims
 
 
-def main(case: str, where: str, kills: str, seed: str) -> None:
+def main(case: str, where: str, kills: str, seed: str, signals: str = "KILL") -> None:
     torch.set_num_threads(1)
     folder, rng = Path(where), random.Random(int(seed))
     graph, config = graph_of(case), config_for(case)
     sg.run(graph, config=config, block_size=1, out=str(folder / "whole"))
     expected = files_of(folder / "whole")
+    numbers = [signal.Signals[f"SIG{name}"] for name in signals.split(",")]
     victims, number = list[int](), 0
     while len(victims) < int(kills):
         own = folder / str(number)
         own.mkdir()
         silos = folders(graph, config, own / "silos")
         killed = Killed(own, config, silos)
-        victims += federate(killed, min(MOST_KILLS, int(kills) - len(victims)), rng, 1.0)
+        most = min(MOST_KILLS, int(kills) - len(victims))
+        victims += federate(killed, most, rng, numbers)
         found = files_of(own / "out")
         for name in ("model", "ledger", "rows"):
             assert found[name] == expected[name], (own, name)
