@@ -42,24 +42,23 @@ SILOS = 3
 MOST_KILLS = 12  # of one federation
 PAUSE = 1.0  # seconds between them, at most
 LONGEST = 240.0  # seconds of one federation; longer is a hang
-# Methods by name, and other tasks.
+# Methods by name, and other tasks. Numbers of nodes are learned in simulation only.
 CASES: dict[str, dict[str, Any]] = {
     "multilabel": {"method": "fedopt"},
-    "node_value": {"method": "fedavg"},
-    "rating": {"method": "fedmf", "options": {"model.embedding": 4, "model.items": 64}},
+    "ratings": {"method": "fedavg", "model": "rating_mf", "options": {"model.embedding": 4}},
+    "shared_items": {
+        "method": "fedmf",
+        "model": "rating_mf",
+        "options": {"model.embedding": 4, "model.items": 64},
+    },
 }
 
 
 def graph_of(case: str) -> Graph:
     """Return the data of a case."""
-    if case == "rating":
+    if case in ("ratings", "shared_items"):
         return rating_graph()
-    graph = planted_graph(60)
-    if case == "multilabel":
-        return replace(graph, y=torch.stack([graph.y == 0, graph.y > 0], 1), task="multilabel")
-    if case == "node_value":
-        return replace(graph, y=graph.y.to(torch.float32)[:, None], task="node_value")
-    return graph
+    return planted_graph(60, multilabel=case == "multilabel")
 
 
 def config_for(case: str) -> RunConfig:

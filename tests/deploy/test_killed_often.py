@@ -52,6 +52,6 @@ def test_who_is_killed_often_leaves_no_trace(case: str, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
-@pytest.mark.parametrize("case", ["fedavg", "scaffold", "label_guided", "rating"])
+@pytest.mark.parametrize("case", ["fedavg", "scaffold", "label_guided", "ratings"])
 def test_who_is_told_to_stop_in_any_phase_leaves_no_trace(case: str, tmp_path: Path) -> None:
     hit(case, tmp_path, KILLS, "TERM,INT")

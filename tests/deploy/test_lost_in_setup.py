@@ -13,13 +13,17 @@ pytest.importorskip("cryptography")
 
 import silograph as sg
 from proxy import Proxy
-from runs import rows_of, same_bits, weights_of
+from runs import DiedError, rows_of, same_bits, weights_of
 from silograph.core.errors import ProtocolError
+from silograph.deploy.server import resume_server
 from silograph.deploy.server_settings import ServerSettings
 from silograph.deploy.silo import OwnData
+from silograph.experiment.run.run import checked_facts
 from silograph.federation.matching import Hello
+from silograph.federation.session.responder import Responder
 from silograph.federation.session.silo_data import Prepared
 from silograph.graph.graph import Graph
+from silograph.methods import RoundReport
 from silos import config_of, federate, folders
 
 PLAIN = ServerSettings("127.0.0.1:0", insecure=True, patience=600)
@@ -109,3 +113,49 @@ def test_a_silo_that_does_not_come_back_in_set_up(
             patience=1.0,
         )
     assert lines.count(str(end.value)) == 2
+
+
+def test_a_silo_that_is_lost_while_a_server_resumes_is_waited_for(
+    make_graph: MakeGraph,
+    proxy: Proxy,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Its stream ends while it loads its state."""
+    graph, out = make_graph(60), tmp_path / "out"
+    config = config_of(3, **BASE | {"rounds": 3}, out=str(out))
+    silos = folders(graph, config, tmp_path / "silos")
+
+    def dying(report: RoundReport, clients: int, t: int) -> Any:
+        if t == 3:
+            raise DiedError
+        return checked_facts(report, clients, t)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("silograph.experiment.run.run.checked_facts", dying)
+        with pytest.raises(DiedError):
+            federate(silos, config, PLAIN)
+    load, cuts = Responder._load, list[str]()
+
+    def cut_first(own: Responder, number: int) -> None:
+        if own._name == LOST and not cuts:
+            cuts.append(LOST)
+            proxy.cut(reset=True)
+            threading.Timer(0.2, proxy.heal).start()
+        load(own, number)
+
+    monkeypatch.setattr(Responder, "_load", cut_first)
+    result = federate(
+        silos,
+        config,
+        PLAIN,
+        run=lambda *_, **named: resume_server(out, PLAIN, **named),
+        on_address=proxy.forward_to,
+        reached=lambda folder, at: proxy.address if folder == silos[1] else at,
+    )
+    assert cuts == [LOST]
+    assert f"round 2 waits up to 60 s for {LOST}" in caplog.text
+    whole = sg.run(graph, config=replace(config, out=None), block_size=1)
+    assert same_bits(weights_of(result), weights_of(whole))
+    assert result.ledger.records == whole.ledger.records
