@@ -2,10 +2,10 @@
 
     python -m soak FOLDER ROUNDS SILOS SECONDS SEED
 
-Every few seconds a silo is killed and started again, or stopped for a moment, or its network is
-cut. After ROUNDS rounds, or SECONDS seconds, the server is told to stop. Prints a JSON object: the
-rounds that are over, the faults by kind, memory (bytes) of the server and the largest silo at each
-tenth of the rounds, and what was lost. Children are forked from this process.
+Every few rounds a silo is killed or terminated, and started again, or stopped for a moment. It
+ends after ROUNDS rounds or SECONDS seconds. Prints a JSON object: the rounds that are over, the
+faults by kind, memory (bytes) of the server and the largest silo as the rounds go on, and what was
+lost. Children are forked from this process.
 """
 
 import csv
@@ -27,7 +27,7 @@ from federation_killing import Killed
 from silograph.federation.session.audit import read_audit
 from silos import config_of, folders
 
-PAUSE = 4.0  # seconds between faults, at most
+MOST_ROUNDS = 4  # between faults
 
 
 def memory_of(process: int) -> int:
@@ -75,18 +75,20 @@ def main(where: str, rounds: str, silos: str, seconds: str, seed: str) -> None:
     begin, memory = time.monotonic(), list[tuple[int, int, int]]()
     for who in range(-1, len(killed.silos)):
         killed.start(who)
-    server = next(child for child, who in killed.alive.items() if who < 0)
-    next_fault = begin + 20
+    next_fault = 2  # in the round after this one
     while not killed.is_complete and time.monotonic() - begin < float(seconds):
         time.sleep(0.2)
         killed.reap()
         done = rounds_over(killed.out)
         if done and (not memory or done >= memory[-1][0] + max(1, int(rounds) // 40)):
-            largest = max(memory_of(child) for child, who in killed.alive.items() if who >= 0)
-            memory.append((done, memory_of(server), largest))
-        if done and time.monotonic() > next_fault:
+            sizes = {child: memory_of(child) for child in killed.alive}
+            server = max((n for child, n in sizes.items() if killed.alive[child] < 0), default=0)
+            largest = max(n for child, n in sizes.items() if killed.alive[child] >= 0)
+            memory.append((done, server, largest))
+        if done >= next_fault:
+            time.sleep(0.5 * rng.random())
             fault(killed, rng, faults)
-            next_fault = time.monotonic() + PAUSE * rng.random()
+            next_fault = done + rng.randrange(1, MOST_ROUNDS + 1)
     is_complete, done = killed.is_complete, rounds_over(killed.out)
     killed.end()
     sys.stdout.write(
