@@ -390,7 +390,7 @@ def test_three_commands_make_a_federation(
                 "error: expected --resume alone, for the run's folder says the rest, got "
                 f"{word.split()[0]} besides: leave it out",
             )
-            for word in ("--rounds 5", "--silos a,b", "--keys k", "--config run.toml")
+            for word in ("--rounds 5", "--silos a,b", "--config run.toml")
         ),
         (["certs", "--out", "c", "--host", "ü"], "error: expected the server's name or address, "),
         (
