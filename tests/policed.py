@@ -34,6 +34,11 @@ SECRET = bytes(range(32))
 ALL_SILOS = 3
 
 
+def no_return(former: Peer, lost: LostError) -> Peer:
+    """Wait for no silo."""
+    raise lost
+
+
 def why_refused(policy: SiloPolicy, run: ProposedRun) -> str | None:
     """Return the first rule of a policy that a run breaks, as a text."""
     refusal = refusal_of(policy, run)
@@ -86,7 +91,7 @@ class PolicedSilos:
         self, workers: Mapping[str, Responder], token: bytes, options: Mapping[str, Any]
     ) -> Setup:
         peers = {name: Peer(name, DirectLink(w), token) for name, w in workers.items()}
-        agreed, route = agree(peers, None)
+        agreed, route = agree(peers, None, no_return)
         known = agreed.facts
         schema = Schema(known.features, known.num_classes, known.task, known.class_names)
         asked = {

@@ -72,6 +72,7 @@ def federate(
     own_secrets: bool = False,
     policies: Mapping[Path, SiloPolicy] = MappingProxyType({}),
     keep: bool = False,
+    own: Mapping[Path, Mapping[str, Any]] = MappingProxyType({}),
     **how: Any,
 ) -> Result:
     """Run a federation over gRPC whose silos are threads, and return its result.
@@ -86,6 +87,7 @@ def federate(
         reached: by which address a silo reaches it.
         keep: whether silos write down what the run has come to, into `results` of their folder.
         policies: of silos, by their folders; others have none.
+        own: what the `Attendance` of a silo has, by its folder.
         own_secrets: whether each silo has a secret in its folder, in place of that of all.
         how: what else a silo's `Attendance` has.
     """
@@ -120,7 +122,9 @@ def federate(
             policy=policies.get(folder),
         )
         try:
-            reason = take_part_in_run(read_silo(folder), replace(plain, **how), hear)
+            reason = take_part_in_run(
+                read_silo(folder), replace(plain, **how, **own.get(folder, {})), hear
+            )
         except SilographError as error:
             reason = str(error)
         if reason is not None:

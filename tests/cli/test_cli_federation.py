@@ -33,7 +33,8 @@ from silograph.deploy.demo import (
     _wait_for_end,
 )
 from silograph.deploy.server import read_versions
-from silograph.federation.session.identity import SiloKey, read_keys
+from silograph.federation.session.identity import SiloKey
+from silograph.federation.session.key_versions import read_keys
 from silograph.federation.session.state_store import lock_state_folder
 from silos import running
 
@@ -389,7 +390,7 @@ def test_three_commands_make_a_federation(
                 "error: expected --resume alone, for the run's folder says the rest, got "
                 f"{word.split()[0]} besides: leave it out",
             )
-            for word in ("--rounds 5", "--silos a,b", "--keys k", "--config run.toml")
+            for word in ("--rounds 5", "--silos a,b", "--config run.toml")
         ),
         (["certs", "--out", "c", "--host", "ü"], "error: expected the server's name or address, "),
         (

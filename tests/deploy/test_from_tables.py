@@ -13,7 +13,8 @@ from commands import Capture
 from silograph.cli import run_app
 from silograph.core.config import make_config
 from silograph.deploy.server_settings import ServerSettings
-from silograph.federation.session.identity import SiloKey, read_keys
+from silograph.federation.session.identity import SiloKey
+from silograph.federation.session.key_versions import read_keys
 from silos import federate
 
 PLAIN = ServerSettings("127.0.0.1:0", insecure=True, patience=600)

@@ -7,7 +7,7 @@ import logging
 import os
 import shlex
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
@@ -92,7 +92,7 @@ os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # our own messages say what wen
 PANEL = "Federation"
 LOG_FILE_HELP = "file that gets what happens as JSON lines, one an event"
 LOG_LEVEL_HELP = "the least that is logged: debug, info or warning (default: info)"
-WRITTEN_DOWN = {"dataset", "config", "silos", "keys", *FIELDS}  # in a run's folder
+WRITTEN_DOWN = {"dataset", "config", "silos", *FIELDS}  # in a run's folder
 
 
 def _option(name: str, text: str) -> Any:
@@ -118,6 +118,13 @@ class ServerFlags:
             "--keys",
             "file of the lines that silograph silo --make-key prints, or folder of NAME.pub: only "
             "these silos can attach",
+        ),
+    ] = None
+    revoked: Annotated[
+        Path | None,
+        _option(
+            "--revoked",
+            "file of revoked public keys, one a line; it and --keys are read again if they change",
         ),
     ] = None
     accept_first_keys: Annotated[
@@ -159,6 +166,13 @@ class ServerFlags:
     metrics: Annotated[
         str | None, _option("--metrics", "PORT or HOST:PORT where OpenMetrics text is read")
     ] = None
+    share_audit_heads: Annotated[
+        bool,
+        _option(
+            "--share-audit-heads",
+            "at the end, send the signed heads of all silos' audits to each silo",
+        ),
+    ] = False
     keep_model: Annotated[
         bool, _option("--keep-model", "silos do not get the model when the run is over")
     ] = False
@@ -235,6 +249,7 @@ def _make_server_settings(flags: ServerFlags) -> "ServerSettings":
         certificate=None if certs is None else (certs / "server.pem", certs / "server.key"),
         insecure=flags.insecure,
         keys=flags.keys,
+        revoked=flags.revoked,
         accept_first_keys=flags.accept_first_keys,
         least=flags.least,
         seconds=flags.round_seconds,
@@ -243,6 +258,7 @@ def _make_server_settings(flags: ServerFlags) -> "ServerSettings":
         metrics=flags.metrics,
         hand_over=not flags.keep_model,
         update_norm=flags.max_update_norm,
+        share_audit_heads=flags.share_audit_heads,
     )
 
 
@@ -332,6 +348,14 @@ class SiloFlags:
             "server's --keys, and stop",
         ),
     ] = False
+    new_key: Annotated[
+        bool,
+        flag(
+            "--new-key",
+            "replace the silo's key by a new one that the old one signs, print the line for the "
+            "server's --keys, and stop",
+        ),
+    ] = False
     name: Annotated[str | None, flag("--name", "the silo's name, if it is to be checked")] = None
     ca: Annotated[Path | None, flag("--ca", "certificate that the server's comes from")] = None
     insecure: Annotated[bool, flag("--insecure", "without TLS, to this machine only")] = False
@@ -407,6 +431,9 @@ def silo_command(flags: SiloFlags) -> int:
     if flags.make_key:
         make_key(flags.data, flags.key, flags.name)
         return 0
+    if flags.new_key:
+        replace_key(flags.data, flags.key, flags.name)
+        return 0
     from silograph.deploy.display import logging_to, show_silo
     from silograph.deploy.silo import take_part_in_run
     from silograph.experiment.run.progress import best_mode
@@ -462,7 +489,7 @@ def make_key(data: Path, key_file: Path | None = None, expected: str | None = No
 
     name = check_name(read_spec(data / SPEC).name)
     _check_name(data, expected, name)
-    path = data / "key.pem" if key_file is None else key_file
+    path = _key_file(data, key_file)
     verb = "is already in" if path.exists() else "was written to"
     key = SiloKey.load(path)
     typer.echo(key_line(name, key.public))
@@ -473,6 +500,38 @@ def make_key(data: Path, key_file: Path | None = None, expected: str | None = No
     )
     if (line := describe_exposure(path)) is not None:
         typer.echo(f"warning: {line}", err=True)
+
+
+def replace_key(data: Path, key_file: Path | None = None, expected: str | None = None) -> None:
+    """Replace a silo's key by a new one, and print the line to add to the server's `--keys`.
+
+    Args:
+        data: the silo's folder.
+        key_file: of the key; None: `key.pem` in the folder.
+        expected: name that the silo must have; None: any.
+    """
+    from silograph.federation.session.wire import need_packages
+    from silograph.graph.silos.read import SPEC, read_spec
+
+    need_packages()
+    from silograph.federation.session.identity import check_name
+    from silograph.federation.session.key_versions import rotate_key
+
+    name = check_name(read_spec(data / SPEC).name)
+    _check_name(data, expected, name)
+    path = _key_file(data, key_file)
+    successor = rotate_key(path, name)
+    typer.echo(successor.line)
+    typer.echo(
+        f"{path} has version {successor.version} of the key of {name}, and the former key is gone. "
+        "Send the line above to the server's people, who add it to the file that they give as "
+        "--keys, behind that of the former version; then start the silo again",
+        err=True,
+    )
+
+
+def _key_file(data: Path, key_file: Path | None) -> Path:
+    return data / "key.pem" if key_file is None else key_file
 
 
 def _attendance(flags: SiloFlags) -> "Attendance":
@@ -498,7 +557,7 @@ def _attendance(flags: SiloFlags) -> "Attendance":
     prepared = data / PREPARED
     return Attendance(
         server=flags.server,
-        key=data / "key.pem" if flags.key is None else flags.key,
+        key=_key_file(data, flags.key),
         secret=secret,
         ca=flags.ca,
         insecure=flags.insecure,
@@ -530,16 +589,77 @@ def audit_command(
         str | None,
         flag("--head", "hash of a line that was noted elsewhere: it must be there"),
     ] = None,
+    keys: Annotated[
+        Path | None,
+        flag("--keys", "file of silos' public keys: the last line must be signed by one of them"),
+    ] = None,
+    witness: Annotated[
+        list[Path] | None,
+        flag(
+            "--witness",
+            "audit file of another silo: the heads of this one in it must be here (repeatable)",
+        ),
+    ] = None,
     json: Annotated[bool, flag("--json", "print one JSON object")] = False,
 ) -> int:
     """Check the audit file of a silo, and show what has left it by run and kind."""
+    own = _read_audit_file(file)
+    signers = {signed.public for signed in own.signed.values()}
+    heads = {
+        each.head: path
+        for path in witness or ()
+        for each in _read_audit_file(path).heads
+        if each.public in signers
+    }
+    reading = _read_audit_file(file, {*heads, *([] if head is None else [head])})
+    report = _AuditReport(file, reading, head, _signature_check(reading, keys), heads)
+    if json:
+        typer.echo(jsonlib.dumps(_facts(report)))
+    else:
+        width = shutil.get_terminal_size().columns
+        for line in _lines(report):
+            typer.echo(_wrap_line(printable(line), width))
+    return 0 if report.is_good else FAILED
+
+
+@dataclass(frozen=True)
+class _AuditReport:
+    """An audit file as it was read, and what others say of it.
+
+    Attributes:
+        file: the file.
+        reading: its content.
+        head: a hash that a user has noted.
+        unsigned: why the end of the file is not signed by a known key; None: it is, or nobody asks.
+        witnessed: heads of this silo, by the other silos' audit files that have them.
+    """
+
+    file: Path
+    reading: "AuditReading"
+    head: str | None
+    unsigned: str | None
+    witnessed: Mapping[str, Path]
+
+    @property
+    def missing(self) -> list[str]:
+        """Hashes that others have and this file has not."""
+        noted = [*self.witnessed, *([] if self.head is None else [self.head])]
+        return [each for each in noted if each not in self.reading.noted]
+
+    @property
+    def is_good(self) -> bool:
+        """Whether every line is as it was written, and everything that was asked for is there."""
+        return not self.missing and self.reading.broken is None and self.unsigned is None
+
+
+def _read_audit_file(file: Path, noted_hashes: Collection[str] = ()) -> "AuditReading":
     from silograph.federation.session.audit import read_audit
 
     if not file.is_dir():
         check_regular(file)
     try:
         with file.open("rb") as reader:
-            reading = read_audit(reader, head)
+            return read_audit(reader, noted_hashes)
     except IsADirectoryError:
         raise ConfigError(
             f"expected an audit file, got the folder {file}: name its audit.jsonl",
@@ -549,14 +669,28 @@ def audit_command(
         raise ConfigError(
             f"expected an audit file at {file}, got: {error.strerror}", **read_mistake(error, file)
         ) from None
-    missing = head is not None and reading.noted is None
-    if json:
-        typer.echo(jsonlib.dumps(_facts(file, reading, head)))
-    else:
-        width = shutil.get_terminal_size().columns
-        for line in _lines(file, reading, head):
-            typer.echo(_wrap_line(printable(line), width))
-    return FAILED if missing or reading.broken is not None else 0
+
+
+def _signature_check(reading: "AuditReading", keys: Path | None) -> str | None:
+    """Return why the end of an audit is not signed by a key of a file; None if it is."""
+    if keys is None:
+        return None
+    from silograph.federation.session.key_versions import read_key_versions
+
+    known = {
+        (name, version.public)
+        for name, versions in read_key_versions(keys).items()
+        for version in versions
+    }
+    if not reading.signed:
+        return "no line is signed"
+    for line, signed in reading.signed.items():
+        if (signed.name, signed.public) not in known:
+            return f"line {line} is signed by a key that {keys} does not have for {signed.name}"
+    last = max(reading.signed)
+    if last < reading.lines:
+        return f"{count_of(reading.lines - last, 'line')} after the last signature in line {last}"
+    return None
 
 
 def _wrap_line(line: str, width: int) -> str:
@@ -567,14 +701,24 @@ def _wrap_line(line: str, width: int) -> str:
     return "\n".join(lines)
 
 
-def _facts(file: Path, reading: "AuditReading", head: str | None) -> dict[str, Any]:
+def _facts(report: _AuditReport) -> dict[str, Any]:
+    reading, head = report.reading, report.head
     broken = reading.broken
     return {
-        "file": str(file),
+        "file": str(report.file),
         "lines": reading.lines,
         "head": reading.head,
         "broken": None if broken is None else {"line": broken.line, "reason": str(broken)},
-        "noted": None if head is None else {"head": head, "line": reading.noted},
+        "noted": None if head is None else {"head": head, "line": reading.noted.get(head)},
+        "signed": [
+            {"line": line, "name": each.name, "key": each.public.hex(), "version": each.version}
+            for line, each in reading.signed.items()
+        ],
+        "unsigned": report.unsigned,
+        "witnessed": [
+            {"head": each, "file": str(path), "line": reading.noted.get(each)}
+            for each, path in report.witnessed.items()
+        ],
         "runs": [_facts_of_run(run) for run in reading.runs],
     }
 
@@ -599,8 +743,9 @@ def _plain(entry: "AuditEntry") -> dict[str, Any]:
     return {"line": entry.line, **own}
 
 
-def _lines(file: Path, reading: "AuditReading", head: str | None) -> Iterator[str]:
+def _lines(report: _AuditReport) -> Iterator[str]:
     """Yield the printed lines of an audit."""
+    file, reading, head = report.file, report.reading, report.head
     for run in reading.runs:
         yield from _lines_of_run(run, is_broken=reading.broken is not None)
         yield ""
@@ -612,11 +757,30 @@ def _lines(file: Path, reading: "AuditReading", head: str | None) -> Iterator[st
     else:
         yield f"{file}: {count_of(reading.lines, 'line')}, each as it was written"
     if head is not None:
-        place = f"line {reading.noted} has" if reading.noted else "MISSING: no line has"
+        noted = reading.noted.get(head)
+        place = f"line {noted} has" if noted else "MISSING: no line has"
         yield f"{place} the noted hash {head}"
+    yield from _lines_of_signatures(report)
     yield f"head {reading.head}"
     if not reading.broken:
         yield "note the head elsewhere: whoever holds the file can write all of it anew"
+
+
+def _lines_of_signatures(report: _AuditReport) -> Iterator[str]:
+    """Yield who has signed an audit, and what other silos have noted of it."""
+    reading = report.reading
+    if reading.signed:
+        last = max(reading.signed)
+        signed = reading.signed[last]
+        key = f"version {signed.version} of the key of {signed.name}, {signed.public.hex()}"
+        yield f"signed in {count_of(len(reading.signed), 'line')}, the last time in line {last}"
+        yield f"by {key}"
+    if report.unsigned is not None:
+        yield f"NOT SIGNED: {report.unsigned}"
+    for head, path in report.witnessed.items():
+        line = reading.noted.get(head)
+        place = f"line {line} has" if line else "MISSING: no line has"
+        yield f"{place} the head {head} that is in {path}"
 
 
 def short_authority(facts: Mapping[str, Any]) -> str:

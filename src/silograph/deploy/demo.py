@@ -140,7 +140,7 @@ def demonstrate(config: RunConfig, report: Callable[[str], None] = lambda _: Non
         silos = export_silos(config, folder / "silos", "npz")
         report(f"{count_of(len(silos), 'silo')} written")
         config = dataclasses.replace(config, clients=len(silos), block_size=1)
-        make_certificates(folder / "certs", ["127.0.0.1"], days=1)
+        make_certificates(folder / "certs", ["127.0.0.1"], days=31)
         keys = [key_line(silo.name, SiloKey.load(silo / "key.pem").public) for silo in silos]
         (folder / KEYS).write_text("".join(f"{line}\n" for line in keys), encoding="utf-8")
         (folder / "run.toml").write_text(write_toml(config), encoding="utf-8")

@@ -38,6 +38,7 @@ from silograph.deploy.allowed_code import (
     portable_name,
     server_ops,
 )
+from silograph.deploy.key_watch import KeyWatch
 from silograph.deploy.metrics import Figures, RunMonitor, monitor_run
 from silograph.deploy.policy import PRIVATE
 from silograph.deploy.server_settings import (
@@ -88,7 +89,7 @@ from silograph.federation.field_specs import (
     TRAIN,
     VAL,
 )
-from silograph.federation.program import Course
+from silograph.federation.program import BLANK, Course
 from silograph.federation.session.engine import Session
 from silograph.federation.session.events import (
     Board,
@@ -99,10 +100,11 @@ from silograph.federation.session.events import (
     both,
     log_event,
 )
-from silograph.federation.session.hub import agree, say_goodbye
-from silograph.federation.session.message import Type, facts_body
+from silograph.federation.session.hub import agree, ask_all, say_goodbye
+from silograph.federation.session.message import Type
 from silograph.federation.session.peer import Limits, LostError, Peer, one_line
-from silograph.federation.session.wire import need_packages
+from silograph.federation.session.signed_heads import share_heads
+from silograph.federation.session.wire import SHORT, need_packages
 from silograph.graph.graph import Schema
 from silograph.methods import METHODS
 from silograph.methods.base import Method
@@ -537,6 +539,20 @@ def reason_of(error: BaseException) -> str:
     return str(error) if isinstance(error, SilographError) else type(error).__name__
 
 
+def _keys_of(
+    session: SessionState,
+    server_settings: ServerSettings,
+    names: tuple[str, ...] | None,
+    num_silos: int,
+) -> Mapping[str, bytes] | None:
+    """Return the keys of the silos of a run: of its folder, but for those in a given file."""
+    if not session.keys:
+        return known_keys(server_settings, names, num_silos)
+    if server_settings.keys is None:
+        return session.keys
+    return {**session.keys, **(known_keys(server_settings, names, num_silos) or {})}
+
+
 class ServerSession:
     """The server's side of a run, from the first silo that attaches to the end.
 
@@ -561,7 +577,7 @@ class ServerSession:
 
         num_silos, certificate_and_key = config.clients, credentials(server_settings)
         assert num_silos is not None  # see `expected_silos`
-        keys = session.keys or known_keys(server_settings, names, num_silos)
+        keys = _keys_of(session, server_settings, names, num_silos)
         self._config = config
         self._server_settings = server_settings
         self._token = session.token
@@ -573,6 +589,7 @@ class ServerSession:
         self._nodes = {name: dict(nodes) for name, nodes in session.nodes.items()}
         self._judged = "nodes"  # or ratings, once the schema is known
         self._start: Mapping[str, object] = {}  # that silos received with START, once they did
+        self._rejoin_deadlines: dict[str, float] = {}  # of silos that were lost before round 1
         self.folder: ResultFolder | None = None  # of the run, once there is one
         self._register = Register(names, num_silos, keys)
         self._hub: Hub = Hub(
@@ -588,6 +605,12 @@ class ServerSession:
             self._report(Event(What.EXPOSED, note=line))
         if keys is None and not server_settings.insecure:
             self._report(Event(What.UNKNOWN_KEYS, note=UNKNOWN_KEYS))
+        self._key_watch = KeyWatch(server_settings, self._register, self._hub, self._report)
+        try:
+            self._key_watch.start()
+        except ConfigError:
+            self._hub.close()
+            raise
         self._report(Event(What.LISTENING, address=self._hub.address))
 
     def set_up(self) -> Setup:
@@ -604,7 +627,7 @@ class ServerSession:
             check_versions(joined_silos[name])
         peers = {name: self._peers[name] for name in ids}
         # Match the edges between silos, and agree on features and classes.
-        agreed, route = agree(peers, server_settings.seconds)
+        agreed, route = agree(peers, server_settings.seconds, self._wait_for_return)
         facts = agreed.facts
         schema = Schema(facts.features, facts.num_classes, facts.task, facts.class_names)
         self._judged = "ratings" if schema.task == "rating" else "nodes"
@@ -619,13 +642,7 @@ class ServerSession:
         ops = server_ops(program)
         code = code_digests_for_silos(config, program)
         self._start = start_facts(config, schema, code, hand_over=server_settings.hand_over)
-        for peer in peers.values():
-            peer.send(Type.START, facts_body(self._start))
-        for name, peer in peers.items():
-            try:
-                self._record_node_counts(name, peer.answer(Type.DONE, server_settings.seconds))
-            except (ConfigError, LostError) as error:
-                raise reword_error(error, f"{name}: {error}", ConfigError) from None
+        self._start_all(peers)
         # All silos have agreed: open the session.
         keep_freed_memory()
         limits = Limits(
@@ -674,8 +691,10 @@ class ServerSession:
 
     def close(self, reason: str) -> None:
         """Tell the silos that the run is over, and stop listening."""
+        if self._server_settings.share_audit_heads and self._session is not None:
+            share_heads(self._session.peers, self._report)
         say_goodbye(self._attached_peers(), reason, self._report)
-        self._hub.close()
+        self._stop_listening()
         self._report(Event(What.ENDED, reason=reason or None))
 
     def leave(self, error: BaseException) -> None:
@@ -689,11 +708,15 @@ class ServerSession:
         elif isinstance(error, KeyboardInterrupt) and (self.folder is not None or not self._start):
             peers = self._attached_peers()
             say_goodbye(peers, None, self._report)
-            self._hub.close()
+            self._stop_listening()
             waits = bool(peers) or self.folder is not None  # else none has ever attached
             self._report(Event(What.STOPPED, silos=None if waits else 0))
         else:
             self.close(reason_of(error))
+
+    def _stop_listening(self) -> None:
+        self._key_watch.close()
+        self._hub.close()
 
     def _attached_peers(self) -> dict[str, Peer]:
         """Return all silos that are attached, also those that are in no round yet."""
@@ -723,6 +746,46 @@ class ServerSession:
                 )
             joined_by_name[joined.name] = joined
             self._peers[joined.name] = joined.peer
+
+    def _start_all(self, peers: dict[str, Peer]) -> None:
+        """Send all silos the run's config; raise `ConfigError` where one does not agree to it."""
+        request, seconds = (Type.START, self._start, SHORT), self._server_settings.seconds
+        try:
+            for name, body in ask_all(peers, request, Type.DONE, seconds, self._wait_for_return):
+                try:
+                    self._record_node_counts(name, body)
+                except ConfigError as error:
+                    raise reword_error(error, f"{name}: {error}", ConfigError) from None
+        except LostError as error:
+            raise reword_error(error, str(error), ConfigError) from None
+
+    def _wait_for_return(self, former: Peer, lost: LostError) -> Peer:
+        """Return the next stream of a silo whose stream has ended before the first round.
+
+        A silo has `rejoin` seconds in all, from the first time that its stream ends.
+
+        Raises:
+            LostError: it does not come back in time.
+        """
+        name, rejoin = former.name, self._server_settings.rejoin
+        if name not in self._rejoin_deadlines:
+            self._rejoin_deadlines[name] = time.monotonic() + rejoin
+        self._report(Event(What.DROPPED, name, 0, cause=lost.cause, reason=str(lost)))
+        self._report(Event(What.WAITING, name, 0, seconds=rejoin))
+        while self._peers[name] is former:
+            joined = self._hub.next(max(0.0, self._rejoin_deadlines[name] - time.monotonic()))
+            if joined is None:
+                line = f"{name}: {lost}; not back within {rejoin:g} s"
+                raise LostError(line, lost.cause) from None
+            try:
+                check_versions(joined)
+            except ConfigError as error:
+                self._report(Event(What.UNFIT, joined.name, reason=str(error)))
+                joined.peer.dismiss(str(error))
+                continue
+            self._peers[joined.name] = joined.peer
+        self._report(Event(What.RETURNED, name, BLANK))
+        return self._peers[name]
 
     def _record_node_counts(self, name: str, body: bytes | memoryview) -> None:
         """Remember how many nodes a silo has; raise `ConfigError` where it reported others."""

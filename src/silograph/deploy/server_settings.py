@@ -93,6 +93,8 @@ class ServerSettings:
         certificate: files of the server's certificate chain and key; None with `insecure`.
         insecure: without TLS, on this machine only.
         keys: folder or file of the silos' public keys, see `read_keys`; only they may attach.
+        revoked: file of revoked public keys, see `read_revoked`; it and `keys` are read again when
+            they change.
         accept_first_keys: whether the first key that takes a silo's name keeps it for the run,
             where `keys` is None. With `insecure`, which is for this machine only, it does so
             anyway.
@@ -105,6 +107,7 @@ class ServerSettings:
         metrics: PORT of this machine or HOST:PORT where figures are read; None: nowhere.
         hand_over: whether silos get the model when the run is over.
         update_norm: largest Euclidean norm of a silo's update of the weights; None: any.
+        share_audit_heads: whether silos get the signed heads of all silos' audits at the end.
     """
 
     listen: str
@@ -112,6 +115,7 @@ class ServerSettings:
     certificate: tuple[Path, Path] | None = None
     insecure: bool = False
     keys: Path | None = None
+    revoked: Path | None = None
     accept_first_keys: bool = False
     least: int | None = None
     seconds: float | None = None
@@ -120,6 +124,7 @@ class ServerSettings:
     metrics: str | None = None
     hand_over: bool = True
     update_norm: float | None = None
+    share_audit_heads: bool = False
 
 
 def expected_silos(
@@ -176,7 +181,7 @@ def known_keys(
     Raises:
         ConfigError: there are no keys although they are needed, or too few.
     """
-    from silograph.federation.session.identity import read_keys
+    from silograph.federation.session.key_versions import read_keys
 
     if server_settings.keys is None:
         if server_settings.insecure or server_settings.accept_first_keys:

@@ -4,6 +4,7 @@ import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -496,6 +497,8 @@ def take_part_in_run(
             silo = _make_attaching(own_data, attendance, roots, audit)
             for line in _exposure_lines(attendance):
                 report(Event(What.EXPOSED, data.name, note=line))
+            if (warning := _end_of_authority(roots)) is not None:
+                report(Event(What.EXPIRES, data.name, note=warning))
             reason = audit.to_end(lambda: take_part(silo) or None)
             if attendance.audit is not None:
                 line = f"{attendance.audit} ends with {audit.head}"
@@ -517,6 +520,16 @@ def _policy_lines(data: Silo, attendance: Attendance) -> Iterator[str]:
     )
 
 
+def _end_of_authority(roots: bytes | None) -> str | None:
+    """Return a warning if all certificates that a silo trusts end soon, or have ended."""
+    from silograph.federation.session.identity import end_warning, ends_of
+
+    ends = () if roots is None else ends_of(roots)
+    if not ends:
+        return None
+    return end_warning("the certificate of the server's authority", max(ends), datetime.now(UTC))
+
+
 def _exposure_lines(attendance: Attendance) -> Iterator[str]:
     """Yield lines on secret files and folders of a silo that other users can read."""
     secrets = [] if attendance.secret is None else [attendance.secret]
@@ -535,8 +548,12 @@ def _make_attaching(
     """Return the settings with which the silo attaches to the server."""
     from silograph.federation.session.attach import Attaching
     from silograph.federation.session.identity import SiloKey, check_name
+    from silograph.federation.session.key_versions import own_version
+    from silograph.federation.session.signed_heads import HeadSigner
 
-    name = own_data.silo.name
+    name, key = check_name(own_data.silo.name), SiloKey.load(attendance.key)
+    version = own_version(attendance.key, name, key.public).version
+    audit.signer = HeadSigner(name, key, version)
 
     def make_worker(token: bytes) -> Responder:
         folder = None if attendance.state is None else attendance.state / token.hex()
@@ -547,8 +564,8 @@ def _make_attaching(
         )
 
     return Attaching(
-        name=check_name(name),
-        key=SiloKey.load(attendance.key),
+        name=name,
+        key=key,
         facts={"versions": versions()},
         server=attendance.server,
         roots=roots,

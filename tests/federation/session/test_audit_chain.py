@@ -35,7 +35,7 @@ def lines() -> list[bytes]:
     return found
 
 
-def read(data: bytes, looked_for: str | None = None) -> AuditReading:
+def read(data: bytes, *looked_for: str) -> AuditReading:
     return read_audit(io.BytesIO(data), looked_for)
 
 
@@ -98,9 +98,10 @@ def test_lines_that_are_missing_at_the_end_are_found_by_a_noted_hash_only() -> N
     head = read(whole).head
     short = b"".join(lines()[:-2])
     assert read(short).broken is None
-    assert read(short, head).noted is None
-    assert read(whole, head).noted == len(FACTS)
-    assert read(whole, read(short).head).noted == len(FACTS) - 2
+    assert read(short, head).noted == {}
+    assert read(whole, head).noted == {head: len(FACTS)}
+    earlier = read(short).head
+    assert read(whole, earlier, head).noted == {earlier: len(FACTS) - 2, head: len(FACTS)}
 
 
 @pytest.mark.parametrize(

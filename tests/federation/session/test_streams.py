@@ -29,9 +29,9 @@ from silograph.federation.session.identity import (  # noqa: E402  # noqa: E402
     hosts_of,
     is_host_of,
     make_certificates,
-    read_keys,
     signed_text,
 )
+from silograph.federation.session.key_versions import read_keys  # noqa: E402
 from silograph.federation.session.message import NO_TOKEN, Message, Type, pack  # noqa: E402
 from silograph.federation.session.peer import LostError, one_line  # noqa: E402
 from silograph.federation.session.responder import Responder  # noqa: E402

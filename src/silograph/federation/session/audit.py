@@ -21,22 +21,32 @@ import re
 import stat
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import lru_cache
 from hashlib import blake2b, sha256
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 
-from silograph.core.errors import ConfigError, PolicyError, ProtocolError, SilographError, mistake
+from silograph.core.errors import (
+    ConfigError,
+    FrameError,
+    PolicyError,
+    ProtocolError,
+    SilographError,
+    mistake,
+)
 from silograph.core.kinds import RECEIVED, Kind
 from silograph.core.payload import Payload
 from silograph.core.text import count_of
 from silograph.federation.frame import Envelope, count_sizes
 from silograph.federation.program import BLANK
 from silograph.federation.session.peer import one_line
+
+if TYPE_CHECKING:
+    from silograph.federation.session.signed_heads import HeadSigner, SignedHead
 
 # --- Lines of a silo's audit file: each has the hash of the line before it and its own -----------
 #
@@ -221,27 +231,42 @@ class AuditReading:
         head: hash of the last of them.
         runs: in the order in which they begin.
         broken: what is wrong with the line after them; None: they are all.
-        noted: number of the line with the hash `noted_hash`; None if there is none.
+        noted: numbers of lines by their hash, of those in `noted_hashes`.
+        signed: signed heads, by the number of the line that follows the head.
+        heads: of other silos' audits, as signed by them.
     """
 
     lines: int
     head: str
     runs: Sequence[AuditedRun]
     broken: BrokenChainError | None
-    noted: int | None
+    noted: Mapping[str, int]
+    signed: Mapping[int, "SignedHead"]
+    heads: Sequence["SignedHead"]
 
 
-def read_audit(file: BinaryIO, noted_hash: str | None = None) -> AuditReading:
-    """Read an audit file, in memory that does not depend on its length.
+def read_audit(file: BinaryIO, noted_hashes: Collection[str] = ()) -> AuditReading:
+    """Read an audit file; the memory does not depend on the number of calls in it.
 
     Args:
         file: to read from.
-        noted_hash: hash of a line that a user has noted.
+        noted_hashes: hashes of lines that others have noted.
     """
     runs: dict[str, AuditedRun] = {}
-    lines, head, noted_line, damage = 0, NO_LINE, None, None
+    lines, head, damage = 0, NO_LINE, None
+    noted: dict[str, int] = {}
+    signed: dict[int, SignedHead] = {}
+    heads: list[SignedHead] = []
     try:
         for entry in entries_of(file):
+            if entry.facts.get("event") in ("signed", "heads"):
+                try:
+                    own, others = _signed_heads(entry, head)
+                except (FrameError, AttributeError):
+                    reason = "expected the signature of the line before it, got another"
+                    raise BrokenChainError(entry.line, reason, 0) from None
+                signed |= own
+                heads += others
             run = entry.facts.get("run")
             if run is not None:
                 try:
@@ -250,15 +275,35 @@ def read_audit(file: BinaryIO, noted_hash: str | None = None) -> AuditReading:
                     reason = "expected what silograph writes in an audit file, got other fields"
                     raise BrokenChainError(entry.line, reason, 0) from None
             lines, head = entry.line, entry.hash
-            noted_line = entry.line if entry.hash == noted_hash else noted_line
+            if entry.hash in noted_hashes:
+                noted[entry.hash] = entry.line
     except BrokenChainError as error:
         damage = error
-    return AuditReading(lines, head, list(runs.values()), damage, noted_line)
+    return AuditReading(lines, head, list(runs.values()), damage, noted, signed, heads)
+
+
+def _signed_heads(
+    entry: AuditEntry, former: str
+) -> tuple[dict[int, "SignedHead"], list["SignedHead"]]:
+    """Return the signed head of a line by its number, and those of other silos in it.
+
+    Raises:
+        FrameError: a signature is wrong, or not of the line before.
+    """
+    from silograph.federation.session.signed_heads import SignedHead
+
+    if entry.facts["event"] == "heads":
+        return {}, [SignedHead.of(each) for each in entry.facts["heads"].values()]
+    signed = SignedHead.of(entry.facts)
+    if signed.head != former or not signed.is_valid:
+        raise FrameError("expected the signature of the line before it, got another")
+    return {entry.line: signed}, []
 
 
 AUDIT = "audit.jsonl"
 MOST_FILE = 2**30  # bytes: some two million calls
 MARGIN = 2**20  # bytes for why and how a run ends, once it is full
+MOST_HEADS = 16  # lines of signed heads of a process that its server asks for
 WRITTEN_OUT = 16  # lines alike; of those after them one for each power of two
 NOT_AGREED = "over before this silo agreed to it in this process"
 STATES_STAY = "over without a result that has this silo's own part: its states stay"
@@ -296,6 +341,7 @@ class Audit:
         self.hello_run: RunAudit | None = None  # to which a hello went last
         self.strays: Counter[str] = Counter()  # bytes of hellos to runs that nothing came of
         self._bytes: Counter[str] = Counter()  # by event, not yet in a line
+        self.signer: HeadSigner | None = None  # signs heads, where there is a key
 
     def of_run(self, run: str) -> "RunAudit":
         """Return the record of one run."""
@@ -351,7 +397,7 @@ class Audit:
         if self._is_torn:
             raise _unwritable("its last line could not be written")
         if self._file is not None:
-            if size > MOST_FILE + MARGIN * (event in ("refused", "ended")):
+            if size > MOST_FILE + MARGIN * (event in ("refused", "ended", "signed")):
                 raise PolicyError(full_file(AUDIT))
             try:
                 wrote = os.write(self._file, line)
@@ -395,6 +441,14 @@ class Audit:
             self.add(event, {**facts, "times": times, **sizes})
             self._num_listed[event], self._bytes[event] = occurrences, 0
 
+    def add_signature(self, run: str) -> Mapping[str, Any]:
+        """Sign the head in a line of its own, and return the signed head; empty without a key."""
+        if self.signer is None:
+            return {}
+        signed = self.signer.sign(self.head).to_facts()
+        self.add("signed", {"run": run, **signed}, force=True)
+        return signed
+
     def count_unlisted(self, event: str) -> int:
         """Return the number of folded events that are in no line yet."""
         return self._num_seen[event] - self._num_listed[event]
@@ -419,6 +473,7 @@ class RunAudit:
         self._calls = 0
         self._bytes = 0
         self._open: str | None = NOT_AGREED  # why it may go on, though its server calls it over
+        self._num_heads = 0
         self.hello = 0  # bytes of hellos of this process
 
     @property
@@ -483,6 +538,7 @@ class RunAudit:
     def record_agreement(self, facts: Mapping[str, Any]) -> None:
         """Record an agreement; it is on the disk when this returns."""
         self._audit.add("agreed", {"run": self._run, **facts, **self._audit.about}, force=True)
+        self._audit.add_signature(self._run)
         self._audit.agreed_run = self
         self._audit.strays.pop(self._run, None)
         self._open = None
@@ -509,6 +565,31 @@ class RunAudit:
         """Record a refusal or a failure."""
         self._audit.fold("refused", {"run": self._run, "reason": reason})
 
+    def sign_head(self) -> Mapping[str, Any]:
+        """Sign the head so far, and return it as values of JSON.
+
+        Raises:
+            ProtocolError: this process has signed often enough, or has no key.
+        """
+        self._count_heads()
+        signed = self._audit.add_signature(self._run)
+        if not signed:
+            raise ProtocolError("expected an audit that is signed, got none")
+        return signed
+
+    def record_heads(self, heads: Mapping[str, Mapping[str, Any]]) -> None:
+        """Write down the signed heads of other silos' audits, by silo."""
+        self._count_heads()
+        self._audit.add("heads", {"run": self._run, "heads": heads}, force=True)
+
+    def _count_heads(self) -> None:
+        """Count lines of heads, which a server could cause without end."""
+        self._num_heads += 1
+        if self._num_heads > MOST_HEADS:
+            raise ProtocolError(
+                f"expected at most {MOST_HEADS} requests for heads of audits, got more"
+            )
+
     def states_stay(self) -> None:
         """Record that the run may continue although its server has ended it."""
         self._open = STATES_STAY
@@ -529,6 +610,7 @@ class RunAudit:
         if num_unlisted := self._audit.count_unlisted("refused"):
             counts["refusals_without_a_line"] = num_unlisted
         self._audit.add("ended", {"run": self._run, "reason": reason, **counts}, force=True)
+        self._audit.add_signature(self._run)
 
 
 def _server(facts: Mapping[str, Any]) -> tuple[str, object]:

@@ -596,9 +596,19 @@ class Session:
         self._course.jump_to(number)
         self._last_whole = dict.fromkeys(self.ids, number)
         self._last_called = dict(self._last_whole)
-        for name, error in self._request_from_all(Type.LOAD, self._last_whole).items():
-            kind = StateError if error.cause is Cause.REFUSED else ProtocolError
-            raise kind(f"expected {name} to go on, got: {error}")
+        failed = self._request_from_all(Type.LOAD, self._last_whole)
+        gone = {name for name, error in failed.items() if error.cause is Cause.GONE}
+        for name in gone:
+            self._report(Event(What.WAITING, name, number, seconds=self._limits.patience))
+            self.peers.pop(name).close()
+        deadline = time.monotonic() + self._limits.patience
+        while not gone <= self.peers.keys() and time.monotonic() < deadline:
+            time.sleep(PAUSE)
+            self._attach_returned()  # with the state of this round
+        for name, error in failed.items():
+            if name not in gone or name not in self.peers:
+                kind = StateError if error.cause is Cause.REFUSED else ProtocolError
+                raise kind(f"expected {name} to go on, got: {error}")
 
     def rejoin(self, away: AwayError) -> None:
         """Wait for silos that the round lacks, and bring all back to where it began.

@@ -49,6 +49,8 @@ class What(StrEnum):
     RESULT_STORED = "kept"  # a silo has written down what the run has come to
     EXPOSED = "exposed"  # a secret file that other users can read
     UNKNOWN_KEYS = "unknown_keys"  # a server accepts silos whose keys it does not know
+    KEYS = "keys"  # a server has read its lists of keys again, or could not
+    EXPIRES = "expires"  # a certificate ends soon, or has ended
     UNLISTED = "unlisted"  # streams of strangers without an event each in the log
     NOTE = "note"  # anything else that a person should read
 
@@ -125,6 +127,7 @@ WARNINGS = frozenset(
     {What.REFUSED, What.STRANGER, What.DROPPED, What.LEFT_OUT, What.DISMISSED, What.DISCARDED}
     | {What.WAITING, What.RETURNED, What.UNFIT, What.WITHOUT, What.UNHEARD, What.LOST}
     | {What.DECLINED, What.DISAGREED, What.EXPOSED, What.UNKNOWN_KEYS, What.UNLISTED}
+    | {What.KEYS, What.EXPIRES}
 )
 
 

@@ -287,7 +287,8 @@ class Hub:
         self._report = report
         self._lock = threading.Lock()
         self._joined: SimpleQueue[Joined] = SimpleQueue()
-        self._streams: dict[str, tuple[StreamLink, Any]] = {}  # and gRPC's context of each
+        # By silo: its stream, gRPC's context of it, and the key that it has attached with.
+        self._streams: dict[str, tuple[StreamLink, Any, bytes]] = {}
         self._processes: dict[str, list[str]] = {}  # of each silo, in the order of their coming
         self._duplicate_processes: set[str] = set()
         self._handshakes = Handshakes(lambda: dict(register.keys))
@@ -339,11 +340,24 @@ class Hub:
             joined_by_name[joined.name] = joined
         return list(joined_by_name.values())
 
+    def end_replaced(self) -> list[str]:
+        """End the streams of silos whose key was replaced or revoked, and return their names."""
+        with self._lock:
+            ended = {
+                name: stream
+                for name, stream in self._streams.items()
+                if stream[0].alive and not self._register.is_current(name, stream[2])
+            }
+        for link, context, _ in ended.values():
+            link.close()
+            context.cancel()
+        return list(ended)
+
     def close(self) -> None:
         """Stop listening and end all streams."""
         with self._lock:
             streams = list(self._streams.values())
-        for link, _ in streams:
+        for link, *_ in streams:
             link.close()
         self._server.stop(grace=1).wait()
 
@@ -425,7 +439,7 @@ class Hub:
         threading.Thread(target=link.pump, args=(requests,), daemon=True).start()
         with self._lock:  # streams of one silo are told of in their order
             before = self._streams.get(name)
-            self._streams[name] = link, context
+            self._streams[name] = link, context, bytes.fromhex(str(hello["key"]))
             self._joined.put(
                 Joined(name, hello, link, Peer(name, link, self._token))
             )  # whoever is welcome is known to be there
@@ -490,17 +504,64 @@ def _text(value: object) -> str:
 # --- Before training: silos show themselves, and the server finds out who answers for what -------
 
 
-def agree(peers: Mapping[str, Peer], seconds: float | None) -> tuple[Agreement, Route]:
+Rejoin = Callable[[Peer, LostError], Peer]
+
+
+def ask_all(
+    peers: dict[str, Peer],
+    request: tuple[Type, Mapping[str, Any], int],
+    answer: Type,
+    seconds: float | None,
+    rejoin: Rejoin,
+) -> Iterator[tuple[str, bytes | memoryview]]:
+    """Ask all silos at the same time, and yield the name and the answer of each, in order.
+
+    A silo whose stream ends is asked again on its next one, which takes its place in `peers`.
+
+    Args:
+        peers: the silos, by name.
+        request: type, facts, and the most bytes that an answer may have.
+        answer: type of the answers.
+        seconds: how long each may take; None: as long as its stream is there.
+        rejoin: called with a silo whose stream has ended, and why; returns its next stream, or
+            raises.
+
+    Raises:
+        LostError: a silo refuses, is late, or sends an invalid answer.
+    """
+    kind, facts, most = request
+    for peer in peers.values():
+        peer.send(kind, facts_body(facts), most)
+    for name in peers:
+        while True:
+            try:
+                body = peers[name].answer(answer, seconds)
+            except LostError as error:
+                if error.cause is not Cause.GONE:
+                    raise LostError(f"{name}: {error}", error.cause) from None
+                peers[name] = rejoin(peers[name], error)
+                peers[name].send(kind, facts_body(facts), most)
+            else:
+                yield name, body
+                break
+
+
+def agree(peers: dict[str, Peer], seconds: float | None, rejoin: Rejoin) -> tuple[Agreement, Route]:
     """Match features, labels and edges of the silos, in the federation's order.
+
+    Args:
+        peers: the silos; see `ask_all`.
+        seconds: how long each answer may take; None: as long as the stream is there.
+        rejoin: see `ask_all`.
 
     Raises:
         DataError: they do not; where it is edges, the silo itself has told its people which.
         ProtocolError: a silo does not answer, or shows what no data can give.
     """
     nonce = secrets.token_bytes(NONCE_BYTES)
-    for peer in peers.values():
-        peer.send(Type.JOIN, facts_body({"nonce": nonce.hex()}), MOST_HELLO)
-    result = match([_hello(name, peer, seconds) for name, peer in peers.items()])
+    request = Type.JOIN, {"nonce": nonce.hex()}, MOST_HELLO
+    answers = ask_all(peers, request, Type.JOINED, seconds, rejoin)
+    result = match([_hello(name, body) for name, body in answers])
     if result.route is None:
         for each in result.disagreements:
             _explain(peers[each.silo], nonce, each, seconds)
@@ -512,9 +573,9 @@ def agree(peers: Mapping[str, Peer], seconds: float | None) -> tuple[Agreement, 
     return result, result.route
 
 
-def _hello(name: str, peer: Peer, seconds: float | None) -> Hello:
+def _hello(name: str, body: bytes | memoryview) -> Hello:
     try:
-        envelope, payload = decode(peer.answer(Type.JOINED, seconds))
+        envelope, payload = decode(body)
         if envelope != HELLO:
             raise ProtocolError(f"expected the hello of a silo, got a frame of {envelope.op}")
         hello_message = from_payload(payload)

@@ -25,7 +25,6 @@ from cryptography.hazmat.primitives.serialization import (
     PrivateFormat,
     PublicFormat,
     load_pem_private_key,
-    load_pem_public_key,
 )
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
@@ -85,8 +84,7 @@ class SiloKey:
             data = path.read_bytes()
         except FileNotFoundError:
             made = SiloKey.new()
-            pem = made._key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
-            write_secret(path, pem)
+            write_secret(path, made.private_pem)
             path.with_suffix(".pub").write_bytes(made.public_pem)
             return made
         except OSError as error:
@@ -109,6 +107,11 @@ class SiloKey:
     def public(self) -> bytes:
         """The public key, 32 bytes."""
         return self._key.public_key().public_bytes(Encoding.Raw, PublicFormat.Raw)
+
+    @property
+    def private_pem(self) -> bytes:
+        """The private key as a file's text."""
+        return self._key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
 
     @property
     def public_pem(self) -> bytes:
@@ -146,73 +149,6 @@ def key_line(name: str, public: bytes) -> str:
     return f"{name} {public.hex()}"
 
 
-def read_keys(path: Path) -> dict[str, bytes]:
-    """Return the public keys (32 bytes each) of silos, by name.
-
-    Args:
-        path: folder with a file NAME.pub (PEM) for each silo, or file with a line "NAME KEY" for
-            each, KEY in hexadecimal; empty lines and lines that begin with # are left out.
-
-    Raises:
-        ConfigError: there are none, one of them is no Ed25519 key, or a name or a key occurs twice.
-    """
-    keys = _read_key_folder(path) if path.is_dir() else _read_key_file(path)
-    if len(set(keys.values())) < len(keys):
-        names = [name for name, key in keys.items() if list(keys.values()).count(key) > 1]
-        raise ConfigError(
-            f"expected a key of its own for each silo in {path}, got the same for "
-            f"{' and '.join(names)}: run silograph silo --make-key at each silo"
-        )
-    return keys
-
-
-def _read_key_folder(folder: Path) -> dict[str, bytes]:
-    keys = {}
-    for path in sorted(folder.glob("*.pub")):
-        try:
-            key = load_pem_public_key(path.read_bytes())
-        except (ValueError, OSError):
-            key = None
-        if not isinstance(key, Ed25519PublicKey):
-            raise ConfigError(
-                f"expected an Ed25519 public key (PEM) in {path}, got something else",
-                **mistake("wrong-format", path),
-            )
-        keys[check_name(path.stem)] = key.public_bytes(Encoding.Raw, PublicFormat.Raw)
-    if not keys:
-        raise ConfigError(
-            f"expected NAME.pub files in {folder}, got none", **mistake("missing-file", folder)
-        )
-    return keys
-
-
-def _read_key_file(path: Path) -> dict[str, bytes]:
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        why = error.strerror if isinstance(error, OSError) else "no text"
-        raise ConfigError(f"keys: expected a file or folder at {path}, got: {why}") from None
-    keys: dict[str, bytes] = {}
-    for number, line in enumerate(lines, 1):
-        if not line.strip() or line.startswith("#"):
-            continue
-        name, _, text = line.strip().partition(" ")
-        if re.fullmatch(r"[0-9a-fA-F]{64}", text.strip()) is None:
-            raise ConfigError(
-                f"{path}, line {number}: expected NAME KEY as silograph silo --make-key prints it, "
-                f"got {line[:80]!r}",
-                **mistake("wrong-format", path),
-            )
-        if name in keys:
-            raise ConfigError(f"{path}, line {number}: expected each silo once, got {name} again")
-        keys[check_name(name)] = bytes.fromhex(text.strip())
-    if not keys:
-        raise ConfigError(
-            f"expected lines NAME KEY in {path}, got none", **mistake("wrong-format", path)
-        )
-    return keys
-
-
 class Register:
     """The key of each name.
 
@@ -234,6 +170,16 @@ class Register:
         self.keys: dict[str, bytes] = dict(known_keys or {})
         self._registered: set[str] = set()
         self._left_out: dict[str, str] = {}
+        self._revoked: frozenset[bytes] = frozenset()
+
+    def update(self, known_keys: Mapping[str, bytes], revoked: frozenset[bytes]) -> None:
+        """Replace the keys that changed and the list of revoked ones; other names keep theirs."""
+        self.keys = {**self.keys, **known_keys}
+        self._revoked = revoked
+
+    def is_current(self, name: str, public: bytes) -> bool:
+        """Whether a key of a silo may go on: not after it was replaced or revoked."""
+        return public not in self._revoked and self.keys.get(name, public) == public
 
     def take(self, event: Event) -> None:
         """Bar a silo from attaching if the event says that it is left out of the run."""
@@ -242,6 +188,11 @@ class Register:
 
     def refusal(self, name: str, public: bytes) -> str | None:
         """Return why a silo of a good name may not attach, or None; then the name is its own."""
+        if public in self._revoked:
+            return (
+                f"expected a key of {name} that is not revoked, got a revoked one: run silograph "
+                "silo --new-key there, and add the line that it prints to the server's --keys"
+            )
         if self._names is not None and name not in self._names:
             return f"expected one of the run's silos, got {name}: give its name to --silos"
         if name in self.keys and self.keys[name] != public:
@@ -267,6 +218,7 @@ class Register:
 # library knows.
 
 
+WARNING_DAYS = 30  # before a certificate ends
 CA, CA_KEY, SERVER, SERVER_KEY = "ca.pem", "ca.key", "server.pem", "server.key"
 
 
@@ -344,6 +296,29 @@ def hosts_of(chain: bytes) -> tuple[str, ...]:
         return tuple(str(common.value) for common in commons)
     addresses = names.get_values_for_type(x509.IPAddress)
     return (*names.get_values_for_type(x509.DNSName), *map(str, addresses))
+
+
+def ends_of(certificates: bytes) -> tuple[datetime.datetime, ...]:
+    """Return when each certificate (PEM) ends, in UTC; none where there is no certificate."""
+    try:
+        chain = x509.load_pem_x509_certificates(certificates)
+    except ValueError:
+        return ()
+    return tuple(certificate.not_valid_after_utc for certificate in chain)
+
+
+def end_warning(what: str, end: datetime.datetime, now: datetime.datetime) -> str | None:
+    """Return a warning of a certificate that ends within `WARNING_DAYS` or has ended, else None.
+
+    >>> end_warning("it", datetime.datetime(2030, 1, 9), datetime.datetime(2030, 1, 2))
+    'it ends on 2030-01-09, in 7 days: replace it before'
+    """
+    days = (end - now).days
+    if days >= WARNING_DAYS:
+        return None
+    if end <= now:
+        return f"{what} ended on {end:%Y-%m-%d}: replace it"
+    return f"{what} ends on {end:%Y-%m-%d}, in {count_of(days, 'day')}: replace it before"
 
 
 def is_host_of(host: str, hosts: Sequence[str]) -> bool:

@@ -67,6 +67,8 @@ class Type(IntEnum):
     DISMISSED = 16  # server: it goes on without the silo, and why
     STOPPING = 17  # server: it was stopped, and the run may be continued
     RESULT = 18  # server: the best round, and its weights if silos get them, in a frame
+    HEAD = 19  # server: asks for the signed head of the silo's audit
+    HEADS = 20  # server: the signed heads of all silos' audits
 
 
 @dataclass(frozen=True)
@@ -84,7 +86,7 @@ class Message:
         Raises:
             FrameError: the body is something else, or too long.
         """
-        return _object(self.body, self.type)
+        return object_of(self.body, self.type)
 
     def check_type(self, kind: Type) -> None:
         """Raise `FrameError` for a message of another type."""
@@ -92,7 +94,8 @@ class Message:
             raise FrameError(f"expected {kind.name}, got {self.type.name}")
 
 
-def _object(data: bytes | memoryview, kind: Type) -> dict[str, Any]:
+def object_of(data: bytes | memoryview, kind: Type = Type.DONE) -> dict[str, Any]:
+    """Return the JSON object of a message's body; see `Message.facts`."""
     if len(data) > MAX_FACTS:
         raise FrameError(f"expected at most {MAX_FACTS} bytes of facts, got {len(data)}")
     try:
@@ -171,7 +174,7 @@ def read_explain(body: bytes | memoryview) -> tuple[dict[str, Any], tuple[bytes,
     if len(facts) < length or not tags or len(tags) % TAG_BYTES:
         raise FrameError(f"expected edges to explain, got {len(body)} bytes: cut short")
     tag_list = tuple(bytes(tags[i : i + TAG_BYTES]) for i in range(0, len(tags), TAG_BYTES))
-    return _object(facts, Type.EXPLAIN), tag_list
+    return object_of(facts, Type.EXPLAIN), tag_list
 
 
 @dataclass(frozen=True)

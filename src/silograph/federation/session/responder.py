@@ -52,6 +52,7 @@ from silograph.federation.session.message import (
     reply_body,
 )
 from silograph.federation.session.peer import LongestCall, one_line
+from silograph.federation.session.signed_heads import read_heads
 from silograph.federation.session.silo_data import (
     NO_BOUNDS,
     Outcome,
@@ -106,6 +107,7 @@ def read_committed_rounds(message: Message) -> list[int]:
 HELLO = Envelope("hello", Kind.HALO_KEYS, 0, 0)
 MOST_EXPLAINED = 1000  # silos that one silo has edges to
 MOST_REFUSALS = 10_000  # of a process; an honest server gets a few
+LAST_TYPES = (Type.END, Type.STOPPING)
 MOST_COMMITTED = 4  # rounds that a server holds checkpoints of, and the best one
 
 
@@ -236,7 +238,7 @@ class Responder:
             )
 
     def _do(self, message: Message) -> tuple[Type, bytes]:
-        if self._is_over and message.type not in (Type.END, Type.STOPPING):
+        if self._is_over and message.type not in (*LAST_TYPES, Type.HEAD, Type.HEADS):
             raise ProtocolError(f"expected END after RESULT, got {message.type.name}")
         match message.type:
             case Type.CALL:
@@ -258,6 +260,12 @@ class Responder:
                 self._report(Event(What.DISMISSED, self._name, self._round, reason=reason))
             case Type.RESULT:
                 self._finish(message.body)
+            case Type.HEAD:
+                self._require_start("HEAD")
+                return Type.DONE, facts_body(self.audit.sign_head())
+            case Type.HEADS:
+                self._require_start("HEADS")
+                self.audit.record_heads(read_heads(message.facts()))
             case Type.STOPPING:  # states and what was agreed stay, as after a crash
                 self.stopped = True
             case Type.END:

@@ -1,0 +1,130 @@
+"""The server's files of keys, read again when they change, and the end of its certificate."""
+
+import os
+import threading
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from silograph.core.errors import ConfigError
+from silograph.deploy.server_settings import ServerSettings
+from silograph.federation.session.events import Event, EventCallback, What
+
+if TYPE_CHECKING:
+    from silograph.federation.session.hub import Hub
+    from silograph.federation.session.identity import Register
+
+SECONDS = 1.0  # between looks at the files
+A_DAY = timedelta(days=1)  # between warnings of a certificate that ends
+
+
+class KeyWatch:
+    """Looks at the files of keys once a second, in a thread of its own.
+
+    A changed file counts as soon as all of it can be read; until then the last good one holds.
+    Streams of silos whose key was replaced or revoked are ended.
+
+    Args:
+        settings: of the server.
+        register: of keys.
+        hub: whose streams are ended.
+        report: gets the events.
+        now: the time, in UTC.
+    """
+
+    def __init__(
+        self,
+        settings: ServerSettings,
+        register: "Register",
+        hub: "Hub",
+        report: EventCallback,
+        now: Callable[[], datetime] = lambda: datetime.now(UTC),
+    ) -> None:
+        self._settings = settings
+        self._register = register
+        self._hub = hub
+        self._report = report
+        self._now = now
+        self._stamps = self._read_stamps()
+        self._warned: datetime | None = None
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="keys", daemon=True)
+
+    def start(self) -> None:
+        """Read the list of revoked keys, warn of the certificate, and begin to watch.
+
+        Raises:
+            ConfigError: the list cannot be read.
+        """
+        self._read_again()
+        self._warn_of_certificate()
+        settings = self._settings
+        if (settings.keys, settings.revoked, settings.certificate) != (None, None, None):
+            self._thread.start()
+
+    def close(self) -> None:
+        """End the thread."""
+        self._stop.set()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def look(self) -> None:
+        """Read the files again if they have changed, and warn once a day of the certificate."""
+        stamps = self._read_stamps()
+        if stamps != self._stamps:
+            self._stamps = stamps
+            try:
+                self._read_again()
+            except ConfigError as error:
+                note = f"keys are as before, for the changed file cannot be used: {error}"
+                self._report(Event(What.KEYS, note=note))
+            else:
+                ended = self._hub.end_replaced()
+                who = f"; the streams of {', '.join(ended)} were ended" if ended else ""
+                self._report(Event(What.KEYS, note=f"the files of keys were read again{who}"))
+        if self._warned is None or self._now() - self._warned >= A_DAY:
+            self._warn_of_certificate()
+
+    def _watch(self) -> None:
+        while not self._stop.wait(SECONDS):
+            self.look()
+
+    def _read_again(self) -> None:
+        from silograph.federation.session.key_versions import read_keys, read_revoked
+
+        keys, revoked = self._settings.keys, self._settings.revoked
+        known_keys = {} if keys is None else read_keys(keys)
+        self._register.update(known_keys, frozenset() if revoked is None else read_revoked(revoked))
+
+    def _read_stamps(self) -> list[tuple[int, int, int] | None]:
+        """Return what changes with the files: inode, size and time of writing."""
+        keys, stamps = self._settings.keys, list[tuple[int, int, int] | None]()
+        paths = [path for path in (keys, self._settings.revoked) if path is not None]
+        if keys is not None and keys.is_dir():
+            paths += sorted(keys.glob("*.pub"))
+        for path in paths:
+            stamps.append(_stamp_of(path))
+        return stamps
+
+    def _warn_of_certificate(self) -> None:
+        from silograph.federation.session.identity import end_warning, ends_of
+
+        self._warned = self._now()
+        if self._settings.certificate is None:
+            return
+        try:
+            ends = ends_of(self._settings.certificate[0].read_bytes())
+        except OSError:
+            return
+        warning = end_warning("the server's certificate", min(ends), self._now()) if ends else None
+        if warning is not None:
+            self._report(Event(What.EXPIRES, note=warning))
+
+
+def _stamp_of(path: Path) -> tuple[int, int, int] | None:
+    try:
+        status = os.stat(path)
+    except OSError:
+        return None
+    return status.st_ino, status.st_size, status.st_mtime_ns
