@@ -151,8 +151,7 @@ def run(
         check_free(request.config.out)
     simulation = request.read_and_resolve(generation_callback(progress))
     config = simulation.user_config
-    with torch_threads(config.threads):
-        setup = set_up(simulation)
+    with torch_threads(config.threads), closing(set_up(simulation)) as setup:
         first = first_snapshot(setup)  # before there is a folder: weights may not fit into memory
         if config.out is None:
             return train(setup, None, progress, first, [], tracker_group)
@@ -241,8 +240,7 @@ def resume(
         )
         tracker_group = make_trackers(config, trackers)
         simulation = request.read_and_resolve(generation_callback(progress))
-        with torch_threads(config.threads):
-            setup = set_up(simulation)
+        with torch_threads(config.threads), closing(set_up(simulation)) as setup:
             check_identity(about["same"], identity(setup), config)
             snapshot, rows = restore_run(setup, folder, about["same"])
             with noted_divergence(folder):
