@@ -245,7 +245,20 @@ def num_workers(config: RunConfig | ResolvedConfig) -> int | None:
         return workers
     if is_ray:
         return None
-    return 1 if workers is None else max(1, len(os.sched_getaffinity(0)) // config.threads)
+    return 1 if workers is None else max(1, num_cores() // config.threads)
+
+
+def cores_of_run(config: RunConfig) -> int:
+    """Return how many cores of this machine a run takes; all of them for one on Ray."""
+    if config.engine == "ray":
+        return num_cores()
+    return config.threads * (num_workers(config) or 1)
+
+
+def num_cores() -> int:
+    """Return how many cores this process may use."""
+    has_affinity = hasattr(os, "sched_getaffinity")
+    return (len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count()) or 1
 
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64}

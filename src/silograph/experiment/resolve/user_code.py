@@ -33,6 +33,7 @@ EXTRAS = {  # of silograph, by the packages that they bring
     "cryptography": "federation",
     "tensorboard": "tensorboard",
     "mlflow": "mlflow",
+    "ray": "ray",
 }
 MODULES = (
     "name what makes a torch.nn.Module; a convolution becomes a model by "

@@ -9,6 +9,8 @@ import pickle
 import sys
 from collections.abc import Callable
 from functools import cache
+from operator import attrgetter
+from types import FunctionType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -34,19 +36,14 @@ class TensorPickler(pickle.Pickler):
     """Writes tensors as NumPy arrays, whose contents need not be copied."""
 
     def reducer_override(self, value: Any) -> Any:
-        """Return how a tensor is restored."""
+        """Return how a tensor, or a function or class of a user's file, is restored."""
         if type(value) is Tensor:
             return _tensor_of, (value.detach().numpy(),)
+        if isinstance(value, type | FunctionType) and value.__module__.endswith(FILE_MODULE):
+            if "<locals>" in value.__qualname__:
+                raise pickle.PicklingError(f"{value.__qualname__} is made inside a function")
+            return _find_in_file, (value.__module__, value.__qualname__)
         return NotImplemented
-
-
-class _Unpickler(pickle.Unpickler):
-    """Reads what `pack` wrote; a user's file is run where a module of it is not there yet."""
-
-    def find_class(self, module: str, name: str) -> Any:
-        if module.endswith(FILE_MODULE) and module not in sys.modules:
-            run_module_file(module.removesuffix(":"))
-        return super().find_class(module, name)
 
 
 def pack(value: Any, pickler: Callable[..., Any] = TensorPickler) -> Packed:
@@ -69,7 +66,14 @@ def pack(value: Any, pickler: Callable[..., Any] = TensorPickler) -> Packed:
 
 def unpack(packed: Packed) -> Any:
     """Return the value, its tensors in memory of their own."""
-    return _Unpickler(io.BytesIO(packed.head), buffers=packed.arrays).load()
+    return pickle.loads(packed.head, buffers=packed.arrays)
+
+
+def _find_in_file(module: str, name: str) -> Any:
+    """Return a function or class of a user's file, which is run if it was not yet."""
+    if module not in sys.modules:
+        run_module_file(module.removesuffix(":"))
+    return attrgetter(name)(sys.modules[module])
 
 
 def _tensor_of(array: np.ndarray) -> Tensor:

@@ -261,6 +261,7 @@ class _Recorder(logging.Handler):
 def _recorded(notes: Notes) -> Iterator[None]:
     """Collect what is logged, warned of and printed inside the block."""
     recorder, printed = _Recorder(notes.logs), io.StringIO()
+    propagates = LOG.propagate
     LOG.addHandler(recorder)
     LOG.propagate = False
     try:
@@ -269,5 +270,6 @@ def _recorded(notes: Notes) -> Iterator[None]:
             yield
     finally:
         LOG.removeHandler(recorder)
+        LOG.propagate = propagates
         notes.warnings.extend((str(w.message), w.category, w.filename, w.lineno) for w in caught)
         notes.printed.append(printed.getvalue())
