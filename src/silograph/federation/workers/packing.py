@@ -38,12 +38,17 @@ class TensorPickler(pickle.Pickler):
     def reducer_override(self, value: Any) -> Any:
         """Return how a tensor, or a function or class of a user's file, is restored."""
         if type(value) is Tensor:
-            return _tensor_of, (value.detach().numpy(),)
+            return reduce_tensor(value)
         if isinstance(value, type | FunctionType) and value.__module__.endswith(FILE_MODULE):
             if "<locals>" in value.__qualname__:
                 raise pickle.PicklingError(f"{value.__qualname__} is made inside a function")
             return _find_in_file, (value.__module__, value.__qualname__)
         return NotImplemented
+
+
+def reduce_tensor(t: Tensor) -> tuple[Callable[..., Tensor], tuple[np.ndarray]]:
+    """Return how pickle restores a tensor: from an array in its memory."""
+    return _tensor_of, (t.detach().numpy(),)
 
 
 def pack(value: Any, pickler: Callable[..., Any] = TensorPickler) -> Packed:

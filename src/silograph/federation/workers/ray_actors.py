@@ -19,7 +19,7 @@ from torch import Tensor
 
 from silograph.core.errors import ConfigError, install_command, mistake
 from silograph.core.user_module import FILE_MODULE
-from silograph.federation.workers.packing import Packed, TensorPickler, pack
+from silograph.federation.workers.packing import Packed, pack, reduce_tensor
 from silograph.federation.workers.processes import LostWorkerError
 from silograph.federation.workers.worker import WorkerServer
 
@@ -102,6 +102,7 @@ class RayPool:
     """
 
     def __init__(self, size: int, address: str | None, threads: int, *, is_exact: bool) -> None:
+        self._environment = dict(os.environ)
         self._is_own = connect(address, size * threads if is_exact else 1)
         import ray
 
@@ -128,7 +129,7 @@ class RayPool:
     def share(self, value: Any) -> Any:
         """Return a reference to a copy of a value in the object store."""
         try:
-            return self._ray.put(pack(value, _pickler()))
+            return self._ray.put(_pack_with_code(value))
         except (pickle.PicklingError, AttributeError, TypeError) as error:
             raise ConfigError(
                 "expected a run that other processes can read, got "
@@ -192,20 +193,29 @@ class RayPool:
             with _quiet_ray():
                 self._ray.shutdown()
             self._is_own = False
+            for name in os.environ.keys() - self._environment.keys():
+                del os.environ[name]
+            os.environ.update(self._environment)
 
 
-def _pickler() -> Any:
-    """Return a class that writes tensors as arrays, and code of scripts and files with them."""
+def _pack_with_code(value: Any) -> Packed:
+    """Return a packed value with the code of scripts, notebooks and users' files.
+
+    Other machines need not have the files.
+    """
     from ray import cloudpickle
-
-    for name, module in list(sys.modules.items()):
-        if name.endswith(FILE_MODULE):  # other machines need not have the file
-            cloudpickle.register_pickle_by_value(module)
 
     class Pickler(cloudpickle.CloudPickler):  # type: ignore[misc]
         def reducer_override(self, value: Any) -> Any:
             if type(value) is Tensor:
-                return TensorPickler.reducer_override(self, value)  # type: ignore[arg-type]
+                return reduce_tensor(value)
             return super().reducer_override(value)
 
-    return Pickler
+    modules = [module for name, module in sys.modules.items() if name.endswith(FILE_MODULE)]
+    for module in modules:
+        cloudpickle.register_pickle_by_value(module)
+    try:
+        return pack(value, Pickler)
+    finally:
+        for module in modules:
+            cloudpickle.unregister_pickle_by_value(module)
