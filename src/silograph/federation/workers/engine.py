@@ -36,7 +36,7 @@ from silograph.federation.base import (
     positions_of,
 )
 from silograph.federation.check import check_fields
-from silograph.federation.fold import Reduction
+from silograph.federation.fold import Reduction, Running
 from silograph.federation.frame import RESULT, frame_sizes
 from silograph.federation.in_process import OpCall
 from silograph.federation.ledger import Account, Ledger, Record
@@ -249,20 +249,22 @@ class Workers:
         op_call = OpCall(op, envelope, answer_envelope, key, takes_rows)
         shared = {name: field for name, field in inbox.items() if isinstance(field, Shared)}
         self._number += 1
-        call = WorkerCall(self._number, op_call, tuple(inbox), shared, is_folded_there)
+        here = len(self.ids), self._compiled
+        there = reduce if is_folded_there else None
+        call = WorkerCall(self._number, op_call, tuple(inbox), shared, there, *here)
         jobs = self._split(positions, inbox, shared)
         sent = _SentCall(self._pool.share(call), {w: self._pool.share(j) for w, j in jobs.items()})
         # 2. Run the op at each worker, and fold the replies there.
-        running = fold if is_folded_there else None
-        answers, folded = self._repeat(lambda: self._carry(sent, running))
+        answers, running = self._repeat(lambda: self._carry(sent, folds=is_folded_there))
         self._sent.append(sent)
         self._sent_bytes += sum(f.t.nbytes for f in inbox.values())
         # 3. Record the costs, and fold replies that have come here.
         sizes, counts = (np.concatenate([answer.cost[k] for answer in answers]) for k in (0, 1))
         works = [answer.cost.work for answer in answers]
         self._account.up(answer_envelope, positions, sizes, counts, works)
-        if folded is not None:
-            return folded.result()
+        if fold is not None and running is not None:
+            fold.resume(running)
+            return fold.result()
         replies = [answer.reply for answer in answers if answer.reply is not None]
         if fold is None:
             return join(replies)
@@ -285,17 +287,15 @@ class Workers:
                     jobs.setdefault(worker, []).append(job)
         return jobs
 
-    def _carry(
-        self, sent: _SentCall, running: Reduction | None
-    ) -> tuple[list[Answer], Reduction | None]:
+    def _carry(self, sent: _SentCall, *, folds: bool) -> tuple[list[Answer], Running | None]:
         """Send a call to its workers; return the answers in client order, and what was folded."""
         tasks = {w: self._pool.submit(w, "run", sent.call, jobs) for w, jobs in sent.jobs.items()}
-        if running is not None:
-            number, last = self._pool.share(self._number), self._pool.share(running)
+        if folds:
+            number, last = self._pool.share(self._number), self._pool.share(None)
             for worker in tasks:
                 last = self._pool.submit(worker, "fold", number, last)
         reports = [unpack(self._pool.report(task)) for task in tasks.values()]
-        folded = None if running is None else unpack(self._pool.report(last))
+        folded = unpack(self._pool.report(last)) if folds else None
         for report in reports:  # once all workers have answered: a repeated call says it again
             self._show(report.notes)
             _raise_error(report)

@@ -17,7 +17,8 @@ from silograph.core.errors import ProtocolError
 from silograph.core.numeric_state import standard_numerics, torch_threads
 from silograph.core.payload import Payload, State
 from silograph.core.work import keep_freed_memory
-from silograph.federation.fold import Reduction
+from silograph.federation.base import Reduce
+from silograph.federation.fold import Reduction, Running
 from silograph.federation.in_process import BlockHost, OpCall, ReplyCost
 from silograph.federation.workers.packing import Packed, pack, unpack
 from silograph.graph.block.block import ClientBlock
@@ -51,14 +52,18 @@ class WorkerCall(NamedTuple):
         call: what blocks run.
         names: of the inbox's fields, in order.
         shared: fields that all clients get.
-        keeps_replies: whether replies stay at the worker, to be folded there.
+        reduce: how replies are folded, at the worker; None: they are sent to the engine.
+        clients: C, all clients of the federation.
+        compiled: see `Reduction`.
     """
 
     number: int
     call: OpCall
     names: tuple[str, ...]
     shared: Payload
-    keeps_replies: bool
+    reduce: Reduce | None
+    clients: int
+    compiled: bool
 
 
 class Job(NamedTuple):
@@ -138,6 +143,7 @@ class Worker:
         )
         self._threads = settings.threads
         self._round, self._number = 0, -1
+        self._call: WorkerCall | None = None
         self._jobs: Sequence[Job] = ()
         self._replies: list[Payload] = []
         self._answers: list[Answer] = []
@@ -161,25 +167,29 @@ class Worker:
                 fields = {**call.shared, **job.inbox}
                 inbox = {name: fields[name] for name in call.names}
                 reply, cost = self._host.run(call.call, job.block, job.clients, inbox)
-                if call.keeps_replies:
+                if call.reduce is not None:
                     self._replies.append(reply)
-                self._answers.append(Answer(None if call.keeps_replies else reply, cost))
-        self._jobs, self._number = jobs, call.number
+                self._answers.append(Answer(reply if call.reduce is None else None, cost))
+        self._call, self._jobs, self._number = call, jobs, call.number
         return self._answers
 
-    def fold(self, number: int, reduction: Reduction) -> Reduction:
+    def fold(self, number: int, running: Running | None) -> Running:
         """Add the replies of the last call to those of clients before, one client after another.
 
         Args:
             number: of the call.
-            reduction: of the replies of all clients before those of this worker.
+            running: of the replies of all clients before those of this worker; None: it is first.
         """
-        if number != self._number:  # its op failed
+        call = self._call
+        if number != self._number or call is None or call.reduce is None:  # its op failed
             raise ProtocolError(f"expected replies of call {number}, got those of {self._number}")
+        reduction = Reduction(call.reduce, call.clients, compiled=call.compiled)
+        if running is not None:
+            reduction.resume(running)
         with torch_threads(self._threads):
             for job, reply in zip(self._jobs, self._replies, strict=True):
                 reduction.add(reply, job.positions, self._host.states[job.block].holds)
-        return reduction
+        return reduction.running
 
     def export(self) -> tuple[State, ...]:
         """Return the states of all blocks."""

@@ -1,6 +1,6 @@
-"""What workers cost and gain: calls, rounds, memory, start-up; writes overhead.md.
+"""What workers cost and gain: calls, rounds, memory, start-up; writes worker_costs.md.
 
-    python benchmarks/cluster/overhead.py [--quick] [--ray]
+    python benchmarks/cluster/worker_costs.py [--quick] [--ray]
 
 A call of an op that computes nothing, with a model of 256 x 128 values that is averaged, shows the
 cost of calls; rounds of FedAvg on graphs of PubMed's and ogbn-arxiv's sizes show the gain. Each
@@ -22,6 +22,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from nothing import nothing
 
+from silograph import from_arrays
 from silograph.core.config import make_config
 from silograph.core.key import Key
 from silograph.core.kinds import Kind
@@ -30,7 +31,7 @@ from silograph.core.payload import Shared
 from silograph.experiment.resolve.resolve import resolve_simulation
 from silograph.experiment.run.setup import Setup, first_weights, make_engine, prepare
 from silograph.federation.base import WeightedMean
-from silograph.graph.graph import Graph, from_arrays
+from silograph.graph.graph import Graph
 from silograph.methods.base import Method
 
 FOLDER = Path(__file__).parent
