@@ -15,6 +15,8 @@ head=${hosts[0]}
 port=$((20000 + SLURM_JOB_ID % 10000)) # two jobs may share a machine
 cores=$SLURM_CPUS_PER_TASK
 export RAY_USAGE_STATS_ENABLED=0
+export RAY_AUTH_MODE=token # in ~/.ray, which machines of a cluster share
+ray get-auth-token --generate > /dev/null
 
 srun --nodes=1 --ntasks=1 --nodelist="$head" \
   ray start --head --port "$port" --num-cpus "$cores" --include-dashboard=false --block &

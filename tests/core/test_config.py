@@ -256,7 +256,7 @@ def test_an_unknown_key_names_the_nearest(key: str, near: str) -> None:
 def test_an_unknown_key_that_is_near_to_none() -> None:
     message = one_line(lambda: make_config({"seed": 1, "qqqq": 3}, source="run.toml"))
     assert message.startswith(
-        "unknown key in run.toml 'qqqq'; choices: aggregator, alpha, attention_dropout, batch_si"
+        "unknown key in run.toml 'qqqq'; choices: address, aggregator, alpha, attention_dropout, b"
     )
     assert message.endswith("; options of a method or another part stand under options")
 

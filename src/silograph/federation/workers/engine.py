@@ -153,7 +153,9 @@ class Workers:
                 (shared, self._pool.share([clients.take(m) for m in members[a:b]]))
                 for a, b in itertools.pairwise(self._first_blocks)
             ]
-            self._kept: list[Packed | None] = [None] * self._pool.size  # packed reports of `export`
+            self._copies: list[Packed | None] = [
+                None
+            ] * self._pool.size  # packed reports of `export`
             self._repeat(lambda: self._start(range(self._pool.size)))
         except BaseException:
             self.close()
@@ -177,7 +179,7 @@ class Workers:
     def states(self) -> Sequence[State]:
         """Return the state of each block, for a checkpoint."""
         self._keep_states()
-        return [state for kept in self._kept if kept for state in unpack(kept).value]
+        return [state for copy in self._copies if copy for state in unpack(copy).value]
 
     def keep(self, number: int, committed: Sequence[int]) -> None:
         """Copy the states of all workers, as often as a lost worker is to be started from them."""
@@ -202,12 +204,12 @@ class Workers:
         del number, remembered  # the first call of a round says which it is
         ends = itertools.pairwise(self._first_blocks)
         parts = (Report(tuple(states[a:b]), None, None, NO_NOTES) for a, b in ends)
-        self._kept = [pack(part) for part in parts]
+        self._copies = [pack(part) for part in parts]
         self._sent.clear()
         self._sent_bytes = 0
 
         def restore_all() -> None:
-            tasks = [self._pool.submit(w, "restore", kept) for w, kept in enumerate(self._kept)]
+            tasks = [self._pool.submit(w, "restore", copy) for w, copy in enumerate(self._copies)]
             for task in tasks:
                 self._value(task)
 
@@ -318,8 +320,8 @@ class Workers:
             tasks = [self._pool.submit(w, "export") for w in range(self._pool.size)]
             return [self._pool.report(task) for task in tasks]
 
-        if self._sent or None in self._kept:
-            self._kept = self._repeat(export)
+        if self._sent or None in self._copies:
+            self._copies = self._repeat(export)
             self._sent.clear()
             self._sent_bytes = 0
 
@@ -347,8 +349,8 @@ class Workers:
         """Bring new workers to where the run is: from the last copy of states, by all calls."""
         tasks = [self._pool.submit(w, "start", *self._beginnings[w]) for w in workers]
         for worker in workers:
-            if self._kept[worker] is not None:
-                tasks.append(self._pool.submit(worker, "restore", self._kept[worker]))
+            if self._copies[worker] is not None:
+                tasks.append(self._pool.submit(worker, "restore", self._copies[worker]))
         tasks += [
             self._pool.submit(worker, "run", sent.call, sent.jobs[worker])
             for sent in self._sent
