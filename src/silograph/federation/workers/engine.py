@@ -146,16 +146,15 @@ class Workers:
         self._sent, self._sent_bytes = list[_SentCall](), 0
         self._warned: dict[Any, Any] = {}
         self._pool = make_pool(min(workers or len(members), len(members)))
-        self._first_blocks = share_out(clients, self._starts, self._pool.size)
+        # Packed reports of `export`, by worker.
+        self._copies: list[Packed | None] = [None] * self._pool.size
         try:
+            self._first_blocks = share_out(clients, self._starts, self._pool.size)
             shared = self._pool.share(settings)
             self._beginnings = [
                 (shared, self._pool.share([clients.take(m) for m in members[a:b]]))
                 for a, b in itertools.pairwise(self._first_blocks)
             ]
-            self._copies: list[Packed | None] = [
-                None
-            ] * self._pool.size  # packed reports of `export`
             self._repeat(lambda: self._start(range(self._pool.size)))
         except BaseException:
             self.close()
