@@ -19,12 +19,14 @@ from rating_graphs import rating_graph
 from runs import FAST, MakeGraph, dying, files_of, little_work, run_until, some_of
 from silograph.core.config import make_config
 from silograph.core.errors import OpError, ProtocolError
-from silograph.experiment.resolve.resolve import num_workers
+from silograph.experiment.resolve.resolve import cores_of_run, num_workers
 from silograph.federation.workers.engine import share_out
 from silograph.federation.workers.packing import pack, unpack
 from silograph.graph.block.block import ClientBlock
 from silograph.graph.graph import Graph
 from silograph.methods import METHODS
+from silograph.study.cells import Cell
+from silograph.study.train_agent import AgentTraining, describe_training
 from worker_pools import Room, rooms
 
 __all__ = ["rooms"]
@@ -237,6 +239,15 @@ def test_code_that_no_other_process_can_import_is_refused(
     options = {n: v for n, v in RUN.items() if n not in ("hidden", "block_size")}
     with raises_code(sg.ConfigError, "conflicting-options", options=["workers"]):
         sg.run(make_graph(), **options | WORKERS, model=Own)
+
+
+def test_the_engine_is_no_part_of_what_a_run_is() -> None:
+    engines = [{}, {"workers": 2}, {"engine": "ray", "address": "auto", "keep_every": 3}]
+    cells = [Cell({}, make_config({**FAST, **engine})) for engine in engines]
+    assert len({cell.digest for cell in cells}) == 1
+    assert [cores_of_run(cell.config) for cell in cells[:2]] == [1, 2]
+    trainings = [describe_training(AgentTraining(cell.config, 1, 1)) for cell in cells]
+    assert len(set(trainings)) == 1
 
 
 def test_workers_hold_runs_of_blocks_with_about_as_many_rows(
