@@ -1,40 +1,43 @@
-"""What workers cost and gain: calls, rounds, memory, start-up; writes worker_costs.md.
+"""What workers cost and gain: calls, rounds, memory and start-up; writes worker_costs.md.
 
     python benchmarks/cluster/worker_costs.py [--quick] [--ray]
 
-A call of an op that computes nothing, with a model of 256 x 128 values that is averaged, shows the
-cost of calls; rounds of FedAvg on graphs of PubMed's and ogbn-arxiv's sizes show the gain. Each
-figure is the least of several: others use this machine, too.
+A call of an op that computes nothing, with a model of 256 x 128 values of which the mean is taken,
+shows what a call costs. Rounds of FedAvg on drawn graphs of the sizes of PubMed and ogbn-arxiv show
+the gain. Others may use this machine, so seconds are CPU time: that of the engine's process and
+that of the busiest worker. Their sum is what a run takes where every worker has a core. Start-up is
+in CPU time, too.
 """
 
 import argparse
 import json
+import os
 import sys
 import time
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
-
-sys.path.insert(0, str(Path(__file__).parent))
-
 from nothing import nothing
 
-from silograph import from_arrays
+import silograph as sg
 from silograph.core.config import make_config
 from silograph.core.key import Key
 from silograph.core.kinds import Kind
 from silograph.core.numeric_state import standard_numerics
 from silograph.core.payload import Shared
-from silograph.experiment.resolve.resolve import resolve_simulation
-from silograph.experiment.run.setup import Setup, first_weights, make_engine, prepare
-from silograph.federation.base import WeightedMean
+from silograph.experiment.resolve.resolve import SimulatedRun, resolve_simulation
+from silograph.experiment.run.setup import make_engine
+from silograph.federation.base import Engine, WeightedMean
 from silograph.graph.graph import Graph
-from silograph.methods.base import Method
 
-FOLDER = Path(__file__).parent
+SIZES = {"PubMed": (19_717, 44_338, 500, 3), "arxiv": (169_343, 1_166_243, 128, 40)}
+TICK = 1 / os.sysconf("SC_CLK_TCK")
+CALLS, ROUNDS, EPOCHS = 50, 3, 5
+Row = dict[str, Any]
 
 
 def drawn_graph(nodes: int, edges: int, features: int, classes: int) -> Graph:
@@ -44,84 +47,133 @@ def drawn_graph(nodes: int, edges: int, features: int, classes: int) -> Graph:
     means = torch.randn(classes, features, generator=generator)
     x = means[y] + torch.randn(nodes, features, generator=generator)
     edge_index = torch.randint(nodes, (2, edges), generator=generator)
-    return from_arrays(edge_index=edge_index.numpy(), x=x.numpy(), y=y.numpy())
+    return sg.from_arrays(edge_index=edge_index.numpy(), x=x.numpy(), y=y.numpy())
 
 
-def memory_of(process: str) -> int:
-    """Return the resident memory of a process in bytes."""
-    lines = Path(f"/proc/{process}/status").read_text().splitlines()
-    return 1024 * next(int(line.split()[1]) for line in lines if line.startswith("VmRSS"))
+def worker_processes() -> Iterator[Path]:
+    """Yield the folders in /proc of this run's workers: its children, or actors of Ray."""
+    children = "".join(path.read_text() for path in Path("/proc/self/task").glob("*/children"))
+    for folder in sorted(Path("/proc").glob("[0-9]*")):
+        try:
+            command = (folder / "cmdline").read_bytes()
+        except OSError:
+            continue
+        is_child = folder.name in children.split() and b"process_main" in command
+        if is_child or command.startswith(b"ray::WorkerServer"):
+            yield folder
 
 
-def children() -> list[str]:
-    """Return the processes that this one has started."""
-    texts = [path.read_text() for path in Path("/proc/self/task").glob("*/children")]
-    return [number for text in texts for number in text.split()]
+def worker_seconds() -> list[float]:
+    """Return the CPU seconds of each worker so far."""
+    texts = [
+        (folder / "stat").read_text().rpartition(")")[2].split() for folder in worker_processes()
+    ]
+    return [TICK * (int(text[11]) + int(text[12])) for text in texts]
 
 
-def seconds_of_call(setup: Setup, times: int) -> float:
-    """Return the least seconds of a call that averages a model."""
-    fed = setup.federation
-    inbox = {"w": Shared(torch.zeros(256, 128))}
-    mean, least = WeightedMean("n", around={"w": inbox["w"].t}), float("inf")
+def resident_bytes(folder: Path) -> int:
+    """Return the resident memory of a process."""
+    return int((folder / "statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def cost_of(work: Callable[[], None], times: int) -> Row:
+    """Return the CPU milliseconds of a piece of work, on the mean: engine, busiest worker."""
+    workers, own = worker_seconds(), time.process_time()
     for _ in range(times):
-        began = time.perf_counter()
-        fed.call(nothing, inbox, what=Kind.WEIGHTS, key=Key.of(0), reduce=mean)
-        least = min(least, time.perf_counter() - began)
-    return least
+        work()
+    own = time.process_time() - own
+    spent = [after - before for before, after in zip(workers, worker_seconds(), strict=True)]
+    return {"engine": 1e3 * own / times, "worker": 1e3 * max(spent, default=0.0) / times}
 
 
-def seconds_of_round(setup: Setup, rounds: int) -> float:
-    """Return the least seconds of a round of training after the first."""
-    fed, cfg, method = setup.federation, setup.method_config, setup.method
-    assert isinstance(method, Method)
-    key, least = Key.of(1), float("inf")
-    state = method.init(fed, cfg, first_weights(setup), key)
-    for t in range(1, rounds + 2):
+def costs_of_engine(fed: Engine, run: SimulatedRun) -> Row:
+    """Return the costs of a call and of a round of an engine, and memory by process."""
+    inbox = {"w": Shared(torch.zeros(256, 128))}
+    mean = WeightedMean("n", around={"w": inbox["w"].t})
+    cfg, method = run.resolved.method_config, run.resolved.parts.method.part
+    key, rounds = Key.of(1), iter(range(1, 100))
+    weights = cfg.model.init_weights(key, torch.float32)
+    state = method.init(fed, cfg, weights, key)
+
+    def call() -> None:
+        fed.call(nothing, inbox, what=Kind.WEIGHTS, key=key, reduce=mean)
+
+    def turn() -> None:
+        nonlocal state
+        t = next(rounds)
         fed.start_round(t)
-        began = time.perf_counter()
         state, _ = method.round(fed, cfg.in_round(t), state, t, key)
-        if t > 1:
-            least = min(least, time.perf_counter() - began)
-    return least
+        fed.keep(t, ())
+
+    call()
+    turn()  # kernels are compiled or loaded
+    costs = {"call": cost_of(call, CALLS), "round": cost_of(turn, ROUNDS)}
+    memory = [resident_bytes(folder) for folder in worker_processes()]
+    return costs | {"memory": [resident_bytes(Path("/proc/self")), *memory]}
 
 
-def measured(graph: Graph, engine: str, workers: int, times: int, **options: Any) -> dict[str, Any]:
-    """Return seconds of start-up, of a call and of a round, and memory in bytes."""
-    config = make_config({"method": "fedavg", "partition": "random", "block_size": 50, **options})
-    run = resolve_simulation(config, graph)
-    resolved = replace(run.resolved.config, engine=engine, workers=workers)
-    began = time.perf_counter()
-    federation = make_engine(resolved, run.resolved.method_config, run.block, run.route)
-    started = time.perf_counter() - began
-    with closing(federation):
-        setup = replace(prepare(config, graph), federation=federation)
-        call, turn = seconds_of_call(setup, times), seconds_of_round(setup, 3)
-        own = [memory_of(number) for number in children()] if engine == "local" else []
-        return {"start": started, "call": call, "round": turn, "memory": own}
+def measure(run: SimulatedRun, engine: str, workers: int) -> Row:
+    """Return the costs of one engine."""
+    config = replace(run.resolved.config, engine=engine, workers=workers)
+    own = time.process_time()
+    fed = make_engine(config, run.resolved.method_config, run.block, run.route)
+    with closing(fed):
+        start = {"engine": time.process_time() - own, "worker": max(worker_seconds(), default=0.0)}
+        return {"start": start, **costs_of_engine(fed, run)}
+
+
+def page(rows: list[Row], engine: str) -> str:
+    """Return the page of all rows."""
+    base = {(r["graph"], r["clients"]): total(r["round"]) for r in rows if r["workers"] == 1}
+    lines = [
+        f"| {r['graph']} | {r['clients']} | {r['workers']} | {text(r['call'])} | "
+        f"{text(r['round'])} | {base[r['graph'], r['clients']] / total(r['round']):.2f} | "
+        f"{' + '.join(f'{size / 1e6:.0f}' for size in r['memory'])} | "
+        f"{r['start']['engine']:.1f} + {r['start']['worker']:.1f} |"
+        for r in rows
+    ]
+    return "\n".join(
+        [
+            f"## {engine}",
+            "",
+            "| graph | clients | workers | call, ms | round, ms | gain | memory, MB | start, s |",
+            "|---|---|---|---|---|---|---|---|",
+            *lines,
+            "",
+        ]
+    )
+
+
+def total(cost: Mapping[str, float]) -> float:
+    """Return the CPU time of the engine and the busiest worker."""
+    return cost["engine"] + cost["worker"]
+
+
+def text(cost: Mapping[str, float]) -> str:
+    """Return a cost as engine + busiest worker."""
+    return f"{cost['engine']:.1f} + {cost['worker']:.1f}"
 
 
 @standard_numerics()
 def main() -> None:
-    """Measure, and print one line of JSON for each setting."""
+    """Measure, and print the page's table and a line of JSON for each row."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("--quick", action="store_true", help="small graphs")
+    parser.add_argument("--quick", action="store_true", help="graphs of a twentieth of the size")
     parser.add_argument("--ray", action="store_true", help="on Ray instead of processes")
     given = parser.parse_args()
-    scale = 0.05 if given.quick else 1.0
-    sizes = {
-        "PubMed": (19_717, 44_338, 500, 3),
-        "arxiv": (169_343, 1_166_243, 128, 40),
-    }
-    for name, (nodes, edges, features, classes) in sizes.items():
+    scale, rows = 0.05 if given.quick else 1.0, []
+    for name, (nodes, edges, features, classes) in SIZES.items():
         graph = drawn_graph(int(nodes * scale), int(edges * scale), features, classes)
         for clients in (100, 1000):
+            options = {"method": "fedavg", "partition": "random", "clients": clients}
+            options |= {"block_size": clients // 20, "local_epochs": EPOCHS}
+            run = resolve_simulation(make_config(options), graph)
             for workers in (1, 2, 3):
                 engine = "ray" if given.ray and workers > 1 else "local"
-                local = {"clients": clients, "local_epochs": 5, "hidden": 128}
-                row = measured(graph, engine, workers, 5, **local)
-                about = {"graph": name, "clients": clients, "workers": workers, "engine": engine}
-                print(json.dumps(about | row), flush=True)
+                row = {"graph": name, "clients": clients, "workers": workers}
+                rows.append(row | measure(run, engine, workers))
+                print(json.dumps(rows[-1]), file=sys.stderr, flush=True)
+    print(page(rows, "Ray" if given.ray else "Processes"))
 
 
 if __name__ == "__main__":
