@@ -20,6 +20,7 @@ from typing import Any
 
 import ray
 from ray.cluster_utils import Cluster
+from torch import Tensor, nn
 
 import silograph as sg
 from killing import graph
@@ -117,6 +118,48 @@ def methods(folder: Path, *names: str) -> dict[str, Any]:
     return {"pairs": list(pairs.values())}
 
 
+class Net(nn.Module):
+    """A module of a script, which no other process can import."""
+
+    def __init__(self, features: int, outputs: int) -> None:
+        super().__init__()
+        self.line = nn.Linear(features, outputs)
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        out: Tensor = self.line(x)
+        return out
+
+
+METHOD = """
+from silograph.methods import Clients, Empty, GlobalModel, Kind, LocalModel, NoOptions, op
+from silograph.methods import averaging
+
+@op(Kind.WEIGHTS)
+def train(
+    clients: Clients[NoOptions], state: Empty, request: GlobalModel
+) -> tuple[Empty, LocalModel]:
+    return state, LocalModel.of(clients.fit(request.weights), clients.block)
+
+METHOD = averaging(train)
+"""
+
+
+def code(folder: Path) -> dict[str, Any]:
+    """Code of a script and of a file goes to the workers."""
+    file = folder / "own.py"
+    folder.mkdir(exist_ok=True)
+    file.write_text(METHOD, encoding="utf-8")
+    options = {name: value for name, value in RUN.items() if name != "hidden"}
+    pairs = []
+    with cluster_of(2, 1) as cluster:
+        ray_options = {"engine": "ray", "address": cluster.address}
+        for number, own in enumerate(({"model": Net}, {"method": f"{file}:METHOD"})):
+            for name, engine in (("here", {}), ("there", ray_options)):
+                sg.run(graph(), **options | own | engine, out=str(folder / f"{name}{number}"))
+            pairs.append([digest_of(folder / f"{name}{number}") for name in ("here", "there")])
+    return {"pairs": pairs}
+
+
 def actors(folder: Path, kills: str) -> dict[str, Any]:
     """Actors are killed in the middle of runs."""
     generator, pairs, landed = random.Random(3), [], 0
@@ -198,7 +241,7 @@ def driver(folder: Path) -> dict[str, Any]:
 
 
 CASES: dict[str, Callable[..., dict[str, Any]]] = {
-    case.__name__: case for case in (local, methods, actors, node, driver)
+    case.__name__: case for case in (local, methods, code, actors, node, driver)
 }
 
 

@@ -43,6 +43,12 @@ def test_every_method_on_two_machines(tmp_path: Path, first: int) -> None:
 
 
 @pytest.mark.slow
+def test_code_of_scripts_and_files(tmp_path: Path) -> None:
+    found = outcome_of("code", tmp_path)
+    assert all(here == there for here, there in found["pairs"])
+
+
+@pytest.mark.slow
 def test_actors_that_are_killed_change_nothing(tmp_path: Path) -> None:
     found = outcome_of("actors", tmp_path, 15)
     assert found["kills"] >= 15
