@@ -68,16 +68,41 @@ class Killer:
             self._harm()
 
 
-def workers_of_ray() -> list[int]:
-    """Return the process numbers of the actors that are alive."""
-    from ray.util.state import list_actors
+OWN = os.getpid()
 
-    return [int(actor.pid) for actor in list_actors() if actor.state == "ALIVE"]
+
+def workers_of_ray() -> list[int]:
+    """Return the process numbers of the actors of this process's cluster that are alive."""
+    return [
+        int(folder.name)
+        for folder in Path("/proc").glob("[0-9]*")
+        if command_of(folder.name).startswith("ray::WorkerServer") and is_descendant(folder.name)
+    ]
+
+
+def command_of(process: str) -> str:
+    try:
+        return Path(f"/proc/{process}/cmdline").read_text()
+    except OSError:  # it has ended
+        return ""
+
+
+def is_descendant(process: str) -> bool:
+    """Whether a process was started by this one, or by such a process."""
+    while process not in ("0", "1"):
+        if int(process) == OWN:
+            return True
+        try:
+            status = Path(f"/proc/{process}/stat").read_text()
+        except OSError:
+            return False
+        process = status.rpartition(")")[2].split()[1]
+    return False
 
 
 @contextmanager
 def cluster_of(nodes: int, cores: int) -> Iterator[Cluster]:
-    head = {"num_cpus": 0, "include_dashboard": True, "object_store_memory": 100 << 20}
+    head = {"num_cpus": 0, "include_dashboard": False, "object_store_memory": 100 << 20}
     cluster = Cluster(initialize_head=True, head_node_args=head)
     try:
         for _ in range(nodes):
@@ -232,11 +257,9 @@ def driver(folder: Path) -> dict[str, Any]:
             sg.resume(out, graph=graph(), engine=engine)
             pairs.append([here, digest_of(out)])
         deadline = time.monotonic() + 60
-        ray.init(address=cluster.address, log_to_driver=False)
         while workers_of_ray() and time.monotonic() < deadline:
             time.sleep(0.5)
         alive = len(workers_of_ray())
-        ray.shutdown()
     return {"pairs": pairs, "alive": alive}
 
 

@@ -51,16 +51,25 @@ def drawn_graph(nodes: int, edges: int, features: int, classes: int) -> Graph:
 
 
 def worker_processes() -> Iterator[Path]:
-    """Yield the folders in /proc of this run's workers: its children, or actors of Ray."""
-    children = "".join(path.read_text() for path in Path("/proc/self/task").glob("*/children"))
+    """Yield the folders in /proc of this run's workers, which this process has started."""
     for folder in sorted(Path("/proc").glob("[0-9]*")):
         try:
             command = (folder / "cmdline").read_bytes()
-        except OSError:
+        except OSError:  # it has ended
             continue
-        is_child = folder.name in children.split() and b"process_main" in command
-        if is_child or command.startswith(b"ray::WorkerServer"):
+        is_worker = b"workers.process_main" in command or command.startswith(b"ray::WorkerServer")
+        if is_worker and is_descendant(folder):
             yield folder
+
+
+def is_descendant(folder: Path) -> bool:
+    """Return whether this process has started another, or a process in between has."""
+    while folder.name not in ("0", "1"):
+        if int(folder.name) == os.getpid():
+            return True
+        parent = (folder / "stat").read_text().rpartition(")")[2].split()[1]
+        folder = folder.with_name(parent)
+    return False
 
 
 def worker_seconds() -> list[float]:
