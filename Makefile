@@ -63,7 +63,7 @@ lock:
 	rm -rf .venv-lock
 	$(PYTHON) -m venv .venv-lock
 	.venv-lock/bin/python -m pip install --quiet hatchling editables
-	.venv-lock/bin/python -m pip install --quiet 'torch==2.13.0' -e '.[dev,fast,plots,tune,tensorboard,mlflow,federation]'
+	.venv-lock/bin/python -m pip install --quiet 'torch==2.13.0' -e '.[dev,fast,plots,tune,tensorboard,mlflow,federation,ray]'
 	.venv-lock/bin/python -m pip freeze --all --exclude-editable --exclude pip | sed 's/+cpu//' > constraints.txt
 	$(MAKE) hashes
 

@@ -31,7 +31,7 @@ from conftest import planted_graph
 from rating_graphs import rating_graph
 from runs import go
 from silograph.core.key import Key
-from silograph.core.payload import Field, Patched, Payload, Ragged, Shared, Stacked, State
+from silograph.core.payload import Field, Patched, Payload, Ragged, Shared, Stacked, State, take_all
 from silograph.federation import in_process
 from silograph.federation.base import Op, Sum, WeightedMean
 from silograph.federation.check import check_fields, run_op
@@ -128,31 +128,35 @@ class Call:
 
 def recorded(runs: list[dict[str, Any]]) -> list[list[Call]]:
     """Return the calls of each of some runs."""
-    worlds = []
+    worlds, run = [], in_process.BlockHost.run
     for options in runs:
         shape = {k: options[k] for k in ("sparse", "multilabel") if k in options}
         other = {k: v for k, v in options.items() if k not in shape}
         calls: list[Call] = []
 
         def spy(
-            op: Op,
-            cfg: Any,
-            block: ClientBlock,
-            state: State,
+            host: in_process.BlockHost,
+            call: in_process.OpCall,
+            number: int,
+            clients: Tensor,
             inbox: Payload,
-            key: Key,
             *,
             calls: list[Call] = calls,
-            **how: Any,
-        ) -> tuple[State, Payload]:
-            calls.append(Call(op, cfg, block, state, inbox, key, how["rows"]))
-            return run_op(op, cfg, block, state, inbox, key, **how)
+        ) -> tuple[Payload, in_process.ReplyCost]:
+            state, blocks = host.states[number], host.blocks[number]
+            for group in state.groups(clients):
+                is_whole = len(group) == blocks.all.num_clients
+                own_state = state.all() if is_whole else state.take(group)
+                own_inbox = take_all(inbox, torch.searchsorted(clients, group))
+                about = host._cfg_of_round, blocks.take(group), own_state, own_inbox
+                calls.append(Call(call.op, *about, call.key, call.rows))
+            return run(host, call, number, clients, inbox)
 
-        in_process.run_op = spy  # type: ignore[attr-defined]
+        in_process.BlockHost.run = spy  # type: ignore[method-assign]
         of_ratings = str(options.get("model")).startswith("rating_")
         graph = rating_graph() if of_ratings else planted_graph(40, features=9, **shape)
         go(graph, clients=3, **{"rounds": 2, **other})
-        in_process.run_op = run_op  # type: ignore[attr-defined]
+        in_process.BlockHost.run = run  # type: ignore[method-assign]
         worlds.append(calls)
     return worlds
 

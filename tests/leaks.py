@@ -34,7 +34,7 @@ def documented() -> dict[str, set[str]]:
 def blocks_of(setup: Setup) -> Sequence[ClientBlock]:
     """The blocks of a simulation, of one client each."""
     assert isinstance(setup.federation, InProcess)
-    return [block.all for block in setup.federation._blocks]
+    return [block.all for block in setup.federation._host.blocks]
 
 
 def found_in(sent: Sent, blocks: Sequence[ClientBlock]) -> set[tuple[str, str]]:

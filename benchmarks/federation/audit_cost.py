@@ -89,7 +89,7 @@ def case_of(name: str, data: str) -> Case:
         steps = calls.round(cfg, 1, key)
         inbox = {f"weights/{name}": Shared(w) for name, w in weights.items()}
     call = next(calls_of(steps))
-    block = setup.federation._blocks[0].all
+    block = setup.federation._host.blocks[0].all
     prepared = Prepared(cfg, block, torch.device("cpu"), always(call))
     return Case(call.op, call.what, call.key, inbox, prepared)
 

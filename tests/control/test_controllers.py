@@ -454,7 +454,7 @@ def test_a_silo_refuses_knobs_and_calls_beyond_their_range(make_graph: MakeGraph
     bodies = [bytes(m.body) for m in found if m.type is Type.CALL]
     program = program_of(setup.config, setup.schema, setup.method, setup.method_config)
     ops = {**own_ops(), **table(train_paced, again)}
-    block = setup.federation._blocks[3].all  # type: ignore[attr-defined]
+    block = setup.federation._host.blocks[3].all  # type: ignore[attr-defined]
     worker, number = worker_of(block, setup.method_config, ops, program=program), 0
 
     def asked(kind: Type, body: bytes) -> Message:

@@ -111,6 +111,10 @@ FIELDS: dict[str, st.SearchStrategy[Any]] = {
     "threads": COUNTS,
     "kernels": st.sampled_from(["auto", "compiled", "torch"]),
     "block_size": st.none() | COUNTS,
+    "engine": st.sampled_from(["local", "ray"]),
+    "workers": st.none() | st.just("auto") | st.integers(1, 9999),
+    "address": st.none() | st.text(),
+    "keep_every": st.none() | st.integers(0, 10**6),
     "strict": st.booleans(),
     "feature_drift": st.booleans(),
     "local_bias": st.booleans(),
@@ -252,7 +256,7 @@ def test_an_unknown_key_names_the_nearest(key: str, near: str) -> None:
 def test_an_unknown_key_that_is_near_to_none() -> None:
     message = one_line(lambda: make_config({"seed": 1, "qqqq": 3}, source="run.toml"))
     assert message.startswith(
-        "unknown key in run.toml 'qqqq'; choices: aggregator, alpha, attention_dropout, batch_si"
+        "unknown key in run.toml 'qqqq'; choices: address, aggregator, alpha, attention_dropout, b"
     )
     assert message.endswith("; options of a method or another part stand under options")
 

@@ -117,7 +117,7 @@ def test_bytes_are_their_closed_form(make_graph: MakeGraph, numbers: Numbers, ro
     found = go(graph, **given, weights_as=numbers, weight_rows=rows)
     plain = go(graph, **given)
     setup = setup_of(graph, FEDAVG, **{k: v for k, v in given.items() if k != "method"})
-    blocks = setup.federation._blocks  # type: ignore[attr-defined]
+    blocks = setup.federation._host.blocks  # type: ignore[attr-defined]
     used = sum(int(b.all.x.used.off[-1]) for b in blocks)
     clients, both, item = 5, 2 * 2, 8
     saved = 0
@@ -147,7 +147,7 @@ def test_what_was_sent_is_what_has_changed_less_what_waits(
     setup = setup_of(thin_graph(make_graph), FEDAVG, **{**RUN, "block_size": 5})
     sent = SentWeights(numbers, rows)
     cfg = replace(setup.method_config, sent=sent, keep_optimizer=keep)
-    (called,) = setup.federation._blocks  # type: ignore[attr-defined]
+    (called,) = setup.federation._host.blocks  # type: ignore[attr-defined]
     block = called.all
     state, reply = tell_used(cfg, block, {}, {}, Key.of(0))
     used = state[USED]
@@ -428,7 +428,7 @@ def test_the_norm_of_an_update_is_that_of_what_is_added(
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -1.0, 2.0 * LARGEST])
 def test_no_server_can_send_scales_that_are_none(make_graph: MakeGraph, value: float) -> None:
     setup = setup_of(thin_graph(make_graph), FEDAVG, **{**RUN, "weights_as": "int8"})
-    cfg, block = setup.method_config, setup.federation._blocks[0].all  # type: ignore[attr-defined]
+    cfg, block = setup.method_config, setup.federation._host.blocks[0].all  # type: ignore[attr-defined]
     from silograph.exchange.sent_weights import inbox_spec
 
     weights = cfg.model.init_weights(Key.of(1), torch.float64)
@@ -442,7 +442,7 @@ def test_no_server_can_send_scales_that_are_none(make_graph: MakeGraph, value: f
 def test_rows_that_differ_between_clients_are_refused(make_graph: MakeGraph) -> None:
     options = {**RUN, "weight_rows": "used", "block_size": 5}
     setup = setup_of(thin_graph(make_graph), FEDAVG, **options)
-    cfg, block = setup.method_config, setup.federation._blocks[0].all  # type: ignore[attr-defined]
+    cfg, block = setup.method_config, setup.federation._host.blocks[0].all  # type: ignore[attr-defined]
     state, reply = tell_used(cfg, block, {}, {}, Key.of(0))
     used = reply["used"]
     assert isinstance(used, Ragged)

@@ -214,7 +214,7 @@ def test_it_is_fedavg_for_fewer_bytes(make_graph: MakeGraph, block_size: int) ->
     for name, w in of(other).items():
         torch.testing.assert_close(of(one)[name], w, rtol=0, atol=1e-12)
     setup = setup_of(graph, NARROW, **RUN)
-    used = [int(b.all.x.used.off[-1]) for b in setup.federation._blocks]  # type: ignore[attr-defined]
+    used = [int(b.all.x.used.off[-1]) for b in setup.federation._host.blocks]  # type: ignore[attr-defined]
     shape = of(other)["0.weight"].shape
     assert max(used) < shape[0]
     pairs = [

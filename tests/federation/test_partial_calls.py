@@ -252,7 +252,7 @@ def test_what_an_op_overwrites_is_nobody_elses(
         whole = len(at) == 4
         old = state.all(written) if whole else state.take(positions)
         part = block if whole else block.take(positions)
-        new, _ = run_op(add_in_place, None, part, old, {}, Key.of(0), rows=False, given_up=True)
+        new, _ = add_in_place(None, part, old, {}, Key.of(0))
         if whole:
             state.replace(new, written)
         else:

@@ -118,7 +118,7 @@ def record(setup: Setup) -> Recorded:
     """Run over a session in which both ends hold each other to the program."""
     fed = setup.federation
     assert isinstance(fed, InProcess)
-    blocks = {name: block.all for name, block in zip(fed.ids, fed._blocks, strict=True)}
+    blocks = {name: block.all for name, block in zip(fed.ids, fed._host.blocks, strict=True)}
     _, whole, _ = clients_of(setup.config, setup.parts, setup.cut.graph, torch.float32)
     agreed = program(setup)
     work = partial(most_work, setup.config, setup.method, setup.method_config)

@@ -17,9 +17,9 @@ from silograph.core.key import Key
 from silograph.core.kinds import Kind
 from silograph.core.payload import Payload, Ragged, State, take
 from silograph.experiment.run.setup import Setup, first_weights
-from silograph.federation.check import run_op
+from silograph.federation.check import check_results
 from silograph.federation.frame import Envelope, encode
-from silograph.federation.in_process import InProcess
+from silograph.federation.in_process import BlockHost, InProcess
 from silograph.graph.block.block import ClientBlock, Route, connect
 from silograph.graph.graph import Graph
 from silograph.graph.partition.partition import make_partition
@@ -37,16 +37,14 @@ ROOT = Path(__file__).parents[2]
 def sent(monkeypatch: pytest.MonkeyPatch) -> Sent:
     """Every payload that a client sends while the test goes, as it is encoded."""
     seen: Sent = []
-    carried = InProcess._send_over_wire
+    carried = BlockHost._send_over_wire
     replies: list[bool] = []
 
-    def run(*args: Any, **own: Any) -> tuple[State, Payload]:
+    def check(*args: Any, **own: Any) -> State:
         replies.append(True)
-        result = run_op(*args, **own)
-        replies.append(True)
-        return result
+        return check_results(*args, **own)
 
-    def spy(self: InProcess, envelope: Envelope, payload: Payload, clients: int) -> Payload:
+    def spy(self: BlockHost, envelope: Envelope, payload: Payload, clients: int) -> Payload:
         if replies:  # between an op's answer and the next call: this is what it answered
             for position in range(clients):
                 part = {name: take(f, torch.tensor([position])) for name, f in payload.items()}
@@ -55,8 +53,8 @@ def sent(monkeypatch: pytest.MonkeyPatch) -> Sent:
             replies.clear()
         return carried(self, envelope, payload, clients)
 
-    monkeypatch.setattr("silograph.federation.in_process.run_op", run)
-    monkeypatch.setattr(InProcess, "_send_over_wire", spy)
+    monkeypatch.setattr("silograph.federation.in_process.check_results", check)
+    monkeypatch.setattr(BlockHost, "_send_over_wire", spy)
     return seen
 
 

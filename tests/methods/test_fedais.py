@@ -118,11 +118,11 @@ def test_rows_of_the_halo_stay_where_they_are_stored(make_graph: MakeGraph) -> N
     block, route, _ = cut_of(make_graph(40), 4, "random")
     cfg = config(options=replace(EVERYTHING, share_features=False))
     fed, state = play(cfg, block, route, rounds=0)
-    held = fed._states[0].all()["halo_rows/1"]
+    held = fed._host.states[0].all()["halo_rows/1"]
     for t in (1, 2):
         fed.start_round(t)
         state, _ = FEDAIS.round(fed, cfg, state, t, KEY)
-        assert fed._states[0].all()["halo_rows/1"] is held
+        assert fed._host.states[0].all()["halo_rows/1"] is held
     assert bool(held.t.any())
 
 

@@ -102,7 +102,7 @@ def test_each_client_draws_its_own_share_alike_in_both_backends(make_graph: Make
     assert_close(one, other, 1e-10)
     assert one.ledger.bytes_by_kind == other.ledger.bytes_by_kind
     setup = setup_of(graph, FEDAIS, model="sage")
-    nodes = torch.cat([part.all.num_train for part in setup.federation._blocks])  # type: ignore[attr-defined]
+    nodes = torch.cat([part.all.num_train for part in setup.federation._host.blocks])  # type: ignore[attr-defined]
     assert len(torch.cat(found).unique()) == 16
     for row, share in zip(one.rounds, found[:4], strict=True):
         assert bool(((share >= 0.05) & (share <= 1)).all())
@@ -178,7 +178,7 @@ def asked_of(setup: Any) -> tuple[list[bytes], Callable[[bytes], Message]]:
         program_of(setup.config, setup.schema, setup.method, setup.method_config),
     )
     found = [unpack(data) for data in links[name].requests]
-    block = setup.federation._blocks[3].all
+    block = setup.federation._host.blocks[3].all
     worker, number = worker_of(block, setup.method_config, own_ops(), program=program), 0
 
     def answer(body: bytes, kind: Type = Type.CALL) -> Message:

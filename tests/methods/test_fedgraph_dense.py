@@ -150,7 +150,7 @@ def test_a_round_is_that_of_dense_matrices(make_graph: MakeGraph, share: str, re
     last = key.fold("train", 1)
     keys = [last.fold("step", 0), last.fold("step", 1), last]
     expected = dense_round(
-        fed._blocks[0].all, fed.route, start.weights, keys, FIRST[share], rescale
+        fed._host.blocks[0].all, fed.route, start.weights, keys, FIRST[share], rescale
     )
     assert found.weights is not None
     for name, w in expected.items():

@@ -100,7 +100,7 @@ def test_clients_never_see_what_the_server_holds(
     setup = setups[0]
     assert setup.server_block is not None
     assert isinstance(setup.federation, InProcess)
-    assert setup.federation._cfg is setup.method_config
+    assert setup.federation._host._cfg is setup.method_config
     assert not any(isinstance(value, ClientBlock) for value in vars(setup.method_config).values())
 
 

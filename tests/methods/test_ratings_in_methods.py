@@ -26,7 +26,7 @@ from silograph.core.key import Key
 from silograph.core.payload import Payload, Ragged, take
 from silograph.experiment.run.setup import Setup, prepare
 from silograph.federation.frame import Envelope
-from silograph.federation.in_process import InProcess
+from silograph.federation.in_process import BlockHost, InProcess
 from silograph.graph.block.block import whole
 from silograph.methods import METHODS
 from silograph.nn.rating_steps import rating_graph as messages_of
@@ -90,16 +90,16 @@ def test_tables_ids_and_ratings_never_leave(
 ) -> None:
     """No payload of a client has a row of its tables, a rating, or what names a node."""
     sent: list[tuple[Envelope, Payload]] = []
-    carried = InProcess._send_over_wire
+    carried = BlockHost._send_over_wire
 
-    def spy(self: InProcess, envelope: Envelope, payload: Payload, clients: int) -> Payload:
+    def spy(self: BlockHost, envelope: Envelope, payload: Payload, clients: int) -> Payload:
         for position in range(clients):
             sent.append(
                 (envelope, {n: take(f, torch.tensor([position])) for n, f in payload.items()})
             )
         return carried(self, envelope, payload, clients)
 
-    monkeypatch.setattr(InProcess, "_send_over_wire", spy)
+    monkeypatch.setattr(BlockHost, "_send_over_wire", spy)
     for method in LOCAL:
         sg.run(rating_graph(), **options_of(method, strict=True, block_size=1, relevant=4.0))
     names = {name for _, payload in sent for name in payload}
@@ -157,7 +157,7 @@ def test_engines_and_blocks_agree_and_tables_have_rows_of_own_users_and_items_on
     setup = prepare(make_config(options_of("fedavg")), graph)
     assert isinstance(setup.federation, InProcess)
     setup.method.init(setup.federation, setup.method_config, {}, Key.of(1))
-    for block, state in zip(setup.federation._blocks, setup.federation.states(), strict=True):
+    for block, state in zip(setup.federation._host.blocks, setup.federation.states(), strict=True):
         known = messages_of(block.all, torch.float64)
         assert len(state["tables/embedding"].t) == len(known.key) <= len(known.slot) + 2
 

@@ -28,7 +28,7 @@ from silograph.experiment.resolve.run_program import beyond_weights, program_of
 from silograph.experiment.run.setup import Setup, prepare
 from silograph.federation.base import WeightedMean, fold_of
 from silograph.federation.frame import Envelope, decode, encode
-from silograph.federation.in_process import InProcess
+from silograph.federation.in_process import BlockHost, InProcess
 from silograph.federation.session.message import Type, pack, read_reply, reply_body, unpack
 from silograph.graph.block.block import UNSEEN
 from silograph.methods import METHODS
@@ -260,16 +260,16 @@ def test_users_ids_and_ratings_never_leave(
 ) -> None:
     """What leaves: weights, rows of items, and which rows; nothing of users, no single rating."""
     sent: list[tuple[Envelope, Payload]] = []
-    carried = InProcess._send_over_wire
+    carried = BlockHost._send_over_wire
 
-    def spy(self: InProcess, envelope: Envelope, payload: Payload, clients: int) -> Payload:
+    def spy(self: BlockHost, envelope: Envelope, payload: Payload, clients: int) -> Payload:
         sent.extend(
             (envelope, {n: take(f, torch.tensor([place])) for n, f in payload.items()})
             for place in range(clients)
         )
         return carried(self, envelope, payload, clients)
 
-    monkeypatch.setattr(InProcess, "_send_over_wire", spy)
+    monkeypatch.setattr(BlockHost, "_send_over_wire", spy)
     given = options_of(method, model=model, strict=True, block_size=1, relevant=4.0)
     sg.run(rating_graph(), **given)
     assert not any(isinstance(f, Ragged) for _, payload in sent for f in payload.values())

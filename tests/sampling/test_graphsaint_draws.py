@@ -389,5 +389,5 @@ def test_a_step_reads_weights_off_the_counts(
         inner = [(int(nodes[v]) + 1) / (c + 1) for v, u, c in ends if v in rows and u in rows]
         assert state["pass/inner"].t.tolist() == pytest.approx(inner, abs=1e-14)
         several += len(inner)
-        fed._states = [BlockState(len(fed.ids), end(state))]
+        fed._host.states = [BlockState(len(fed.ids), end(state))]
     assert several or not normalize

@@ -107,7 +107,7 @@ def outcomes(
 
 
 def run(fed: InProcess, cfg: Config, weights: dict[str, Tensor], *, announce: bool) -> None:
-    fed._cfg = fed._cfg_of_round = cfg  # the test's draws
+    fed._host._cfg = fed._host._cfg_of_round = cfg  # the test's draws
     fed.call(take_drawn, {}, what=Kind.CONTROL, key=KEY.fold(repr(cfg.drawn)))
     if announce:
         pull(fed, None, tell_drawn, hear_drawn, what=Kind.HALO_KEYS, key=KEY)
@@ -177,7 +177,7 @@ def test_sums_of_drawn_senders_are_unbiased_where_all_rows_are_evaluated(
     for drawn, p in outcomes(fed, block):
         run(fed, Config(model, options, drawn), weights, announce=False)
         mean += p * logits_of(model, fed.states()[0])
-        fed._states = [BlockState(len(fed.ids), end(fed.states()[0]))]
+        fed._host.states = [BlockState(len(fed.ids), end(fed.states()[0]))]
     torch.testing.assert_close(mean, full(small, model, weights), rtol=0, atol=1e-10)
 
 
@@ -202,7 +202,7 @@ def test_drawn_rows_are_unbiased_given_that_they_are_drawn(
         rows = local.t + torch.repeat_interleave(block.off[:-1], local.off.diff())
         total[rows] += p * logits_of(model, state)
         seen[rows] += p
-        fed._states = [BlockState(len(fed.ids), end(state))]
+        fed._host.states = [BlockState(len(fed.ids), end(state))]
     gap = float((total / seen - full(small, model, weights)).abs().max())
     assert (gap < 1e-10) == unbiased
 
@@ -242,7 +242,7 @@ def test_many_draws_agree_within_their_spread(
         seen[rows] += 1
         sums[rows] += logits
         squares[rows] += logits**2
-        fed._states = [BlockState(len(fed.ids), end(state))]
+        fed._host.states = [BlockState(len(fed.ids), end(state))]
     assert bool((seen == 300).all()) != drawn_only
     assert float(seen.min()) > 30
     mean = sums / seen

@@ -146,7 +146,7 @@ def test_a_model_for_another_task_is_refused(make_graph: MakeGraph) -> None:
     graph = with_values(make_graph())
     setup = prepare(RunConfig(clients=1, method="fedavg"), graph)
     block: Any = setup.federation
-    block = block._blocks[0].all
+    block = block._host.blocks[0].all
 
     def training(outputs: int, task: Any) -> Training:
         return Training(Model("gcn", 7, 4, outputs, 2, 0.0, task), SGD(0.1), Schedule(1))

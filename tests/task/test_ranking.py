@@ -174,7 +174,7 @@ def test_factors_order_items_as_predictions_do(model: str) -> None:
     )
     result = finish(setup)
     assert result.model is not None
-    (block,) = (each.all for each in setup.federation._blocks)  # type: ignore[attr-defined]
+    (block,) = (each.all for each in setup.federation._host.blocks)  # type: ignore[attr-defined]
     (state,) = setup.federation.states()
     tables = {n.removeprefix("tables/"): f for n, f in state.items() if n.startswith("tables/")}
     shape, weights = setup.method_config.model, result.model.weights

@@ -82,6 +82,15 @@ def resume_command(
     json: Json = False,
     quiet: Quiet = False,
     trust: Annotated[bool, flag("--trust", "run code of yours that the folder names")] = False,
+    engine: Annotated[
+        str | None, flag("--engine", "local or ray, in place of the engine of a run")
+    ] = None,
+    workers: Annotated[
+        str | None, flag("--workers", "in place of the engine of a run: a number, or auto")
+    ] = None,
+    address: Annotated[
+        str | None, flag("--address", "of a Ray cluster, in place of the engine of a run")
+    ] = None,
 ) -> int:
     """Continue an interrupted run, comparison or search, with the same numbers."""
     from silograph.experiment.report import LINES
@@ -94,6 +103,14 @@ def resume_command(
 
     progress = "none" if quiet else best_mode()
     run = not is_comparison(folder) and not is_search(folder)
+    flags = {"engine": engine, "workers": workers, "address": address}
+    new_engine = {name: value for name, value in flags.items() if value is not None} or None
+    if new_engine and not run:
+        raise ConfigError(
+            f"expected a run to resume with another engine, got {folder}, which holds several: "
+            f"leave {', '.join(new_engine)} out",
+            **mistake("conflicting-options", [*new_engine]),
+        )
     with resume_hint(str(folder), trust=trust, run=run):
         if is_comparison(folder):
             with _report_if_complete("comparison", folder, [LINES], quiet):
@@ -104,7 +121,7 @@ def resume_command(
                 tuned = resume_search(folder, trust=trust, progress=progress)
             return print_search(tuned, json)
         with _report_if_complete("run", folder, [RESULT], quiet):
-            result = resume(folder, trust=trust, progress=progress)
+            result = resume(folder, trust=trust, progress=progress, engine=new_engine)
     _print(result, json)
     return 0
 

@@ -16,7 +16,13 @@ from pydantic import BeforeValidator
 from typer.core import TyperArgument, TyperCommand, TyperGroup, TyperOption
 from typer.utils import get_params_from_function
 
-from silograph.core.config import RunConfig, changed_values, make_config, not_said_again
+from silograph.core.config import (
+    ENGINE,
+    RunConfig,
+    changed_values,
+    make_config,
+    not_said_again,
+)
 from silograph.core.run_file import parse_options, read_toml
 from silograph.core.stop_signals import INTERRUPTED
 from silograph.core.text import count_of
@@ -33,7 +39,7 @@ CUT_FIELDS = (
     *("seed", "partition_seed", "split_seed"),
 )
 # The graph is at the silos, and is cut already: a server has no flags for that.
-AT_SILOS = {*CUT_FIELDS, "local_bias"} - {
+AT_SILOS = {*CUT_FIELDS, *ENGINE, "local_bias"} - {
     *("directed", "split", "options", "clients", "seed", "split_seed")
 }
 
@@ -249,7 +255,7 @@ def _parse_inputs(values: Mapping[str, Any], fields: Collection[str]) -> Command
     flags = {key: value for key, value in values.items() if value is not None}
     file, trust = flags.pop("config", None), flags.pop("trust")
     # Runs that differ from the file's, as all of a study do, choose their own defaults.
-    choose_defaults = "seed" not in fields or not flags.keys() <= {"out", "tracker"}
+    choose_defaults = "seed" not in fields or not flags.keys() <= {"out", "tracker", *ENGINE}
     from silograph.experiment.resolve.parts import with_canonical_names  # torch takes a while
 
     file_values = {} if file is None else read_toml(file, anew=choose_defaults)
@@ -543,6 +549,8 @@ def _other_commands_message(error: click.NoSuchOption) -> str:
             "--options PART.NAME=VALUE for all, such as partition.column=shop"
         )
     if context.info_name == "server" and error.option_name[2:].replace("-", "_") in AT_SILOS:
+        if error.option_name[2:].replace("-", "_") in ENGINE:
+            return f"No such option: {error.option_name}. Silos compute by themselves"
         return (
             f"No such option: {error.option_name}. The data are at the silos, cut already: each "
             "says in its silo.toml what its tables mean"

@@ -30,6 +30,7 @@ from silograph.core.setting_values import (
     parse_na_values,
     parse_rating_scale,
     parse_widths,
+    parse_workers,
 )
 from silograph.core.setting_values import Scalar as Scalar
 from silograph.core.text import short_repr
@@ -45,6 +46,7 @@ SCORED_ON_RECEIPT = "eval_on_receipt"  # an option of earlier versions, which ru
 Contributors = Annotated[int, Field(ge=1, le=10**6)]  # nodes or silos that a row sums over
 Share = Annotated[float, Field(ge=0, le=1)]
 Positive = Annotated[float, Field(gt=0)]
+ENGINE = ("engine", "workers", "address", "keep_every")  # fields that decide no number of a run
 
 
 def setting(
@@ -414,6 +416,29 @@ class RunConfig:
     )
     block_size: Count | None = setting(
         "Machine", None, "most clients in one computation (default: by memory)"
+    )
+    engine: Literal["local", "ray"] = setting(
+        "Machine",
+        "local",
+        "where the clients of a simulation compute: local (this machine), or ray (a Ray cluster); "
+        "results are the same",
+    )
+    workers: Annotated[int | str | None, BeforeValidator(parse_workers)] = setting(
+        "Machine",
+        None,
+        "processes that share the clients of a simulation, or auto: one for each core (default: "
+        "this process alone; ray: auto)",
+    )
+    address: str | None = setting(
+        "Machine",
+        None,
+        "where a Ray cluster runs, HOST:PORT, or auto: on this machine (default: one is started)",
+    )
+    keep_every: Annotated[int, Field(ge=0, lt=MOST)] | None = setting(
+        "Machine",
+        None,
+        "rounds between copies of the workers' states; a lost worker does again what came after "
+        "the last one; 0 is never (default: 10)",
     )
     strict: bool = setting("Machine", False, "encode and decode every message, as a network would")
     checkpoint_every: Annotated[int, Field(ge=0, lt=MOST)] | None = setting(

@@ -90,6 +90,10 @@ class ResolvedConfig:
     threads: int
     kernels: Literal["compiled", "torch"]
     block_size: int | None
+    engine: Literal["local", "ray"]
+    workers: int | str | None
+    address: str | None
+    keep_every: int | None
     strict: bool
     checkpoint_every: int | None
     tracker: str | None

@@ -381,6 +381,19 @@ MOST_LAYERS = 1000  # of a list of widths
 MOST_DIGITS = 18
 
 
+def parse_workers(value: Any) -> Any:
+    """Return a number of workers, or `auto`.
+
+    >>> parse_workers("4"), parse_workers("auto")
+    (4, 'auto')
+    """
+    if value is None or value == "auto":
+        return value
+    if not re.fullmatch(r"0*[1-9][0-9]{0,3}", str(value)):
+        raise PydanticCustomError("workers", "expected a number from 1 to 9999, or auto")
+    return int(value)
+
+
 def parse_widths(value: Any) -> Any:
     """Return a number, the width of all hidden layers, or a text that has one for each.
 

@@ -20,7 +20,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -29,6 +29,20 @@ from torch import Tensor
 from silograph.core.kinds import Kind
 
 _METER: ContextVar["Meter | None"] = ContextVar("meter", default=None)
+
+
+class WorkTotals(NamedTuple):
+    """What the meter of C clients has come to.
+
+    Attributes:
+        own: (C,) float64 operations of each client.
+        parts: (C,) float64 of each client for other purposes than the call's.
+        executed: operations that are executed here, over clients and kinds; see `report_spared`.
+    """
+
+    own: np.ndarray
+    parts: dict[Kind, np.ndarray]
+    executed: float
 
 
 class Meter:
@@ -74,22 +88,15 @@ class Meter:
         """Add work (C,) of all clients."""
         self._per_client += flops.cpu().numpy()
 
-    def totals(self) -> tuple[np.ndarray, dict[Kind, np.ndarray], float]:
-        """Return the work of each client, that for other purposes, and what is executed here.
-
-        Work is (C,) float64. The third is a total over clients and kinds; see `report_spared`.
-        """
+    def totals(self) -> WorkTotals:
+        """Return the work so far."""
         own = self._per_client + self._same_for_all
         for off, starts, flops in self._runs.values():
             counts = off.diff() if starts is None else starts[off].diff()
             own += counts.cpu().double().numpy() * flops
         parts = {kind: part.totals() for kind, part in self.apart.items()}
-        executed = (
-            float(own.sum())
-            - self._spared
-            + sum(part_executed for _, _, part_executed in parts.values())
-        )
-        return own, {kind: work for kind, (work, _, _) in parts.items()}, executed
+        executed = float(own.sum()) - self._spared + sum(part.executed for part in parts.values())
+        return WorkTotals(own, {kind: part.own for kind, part in parts.items()}, executed)
 
     def of_clients(self, positions: Tensor) -> "Meter":
         """Return the work of the clients at `positions` (k,) alone; the others have done none."""
@@ -101,7 +108,7 @@ class Meter:
     @property
     def flops(self) -> Tensor:
         """Floating-point operations of each client, (C,) float64."""
-        return torch.from_numpy(self.totals()[0])
+        return torch.from_numpy(self.totals().own)
 
     @property
     def spared(self) -> float:

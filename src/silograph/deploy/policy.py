@@ -18,7 +18,7 @@ from pydantic import BeforeValidator, Field
 from pydantic.dataclasses import dataclass as checked_dataclass
 from torch import Tensor
 
-from silograph.core.config import STRICT, RunConfig, checked
+from silograph.core.config import ENGINE, STRICT, RunConfig, checked
 from silograph.core.errors import (
     ConfigError,
     canonical_name,
@@ -447,6 +447,7 @@ MOST_STEPS = 100_000  # of a silo in a round
 PRIVATE = (
     *("out", "tracker", "data_dir", "dataset", "columns", "na_values", "rating_scale"),
     "repeated_edges",
+    *ENGINE,
 )
 OWN = (*PRIVATE, "options", "device", "block_size")  # that a silo sets, or reads apart
 

@@ -233,6 +233,17 @@ class StudyOptions(TypedDict, total=False):
     """compiled needs a CPU and numba; auto takes it if it can"""
     block_size: int | None
     """most clients in one computation (default: by memory)"""
+    engine: Literal["local", "ray"]
+    """where the clients of a simulation compute: local (this machine), or ray (a Ray cluster);
+    results are the same"""
+    workers: int | str | None
+    """processes that share the clients of a simulation, or auto: one for each core (default:
+    this process alone; ray: auto)"""
+    address: str | None
+    """where a Ray cluster runs, HOST:PORT, or auto: on this machine (default: one is started)"""
+    keep_every: int | None
+    """rounds between copies of the workers' states; a lost worker does again what came after the
+    last one; 0 is never (default: 10)"""
     strict: bool
     """encode and decode every message, as a network would"""
     checkpoint_every: int | None

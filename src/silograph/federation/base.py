@@ -305,6 +305,9 @@ class Engine(Federation, Protocol):
             ProtocolError: they do not come back, or not as they were.
         """
 
+    def close(self) -> None:
+        """End what the engine has started; it is not used any more."""
+
 
 def positions_of(ids: Sequence[str], to: Sequence[str] | None) -> Tensor:
     """Return the positions (k,) int64 of the clients `to` among `ids`.

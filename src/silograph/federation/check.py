@@ -3,7 +3,8 @@
 Without this, an op that breaks a rule would be noticed on some block sizes and engines only.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 from silograph.core.errors import ProtocolError, mistake
@@ -104,9 +105,8 @@ def run_op(
     rows: bool,
     number: int = 0,
     private: bool = False,
-    given_up: bool = False,
 ) -> tuple[State, Payload]:
-    """Run an op and check its state and reply.
+    """Run an op and check its state and reply; it gets copies of the fields that it overwrites.
 
     Args:
         op: the op.
@@ -118,8 +118,6 @@ def run_op(
         rows: whether replies may be `Ragged`.
         number: of the round.
         private: whether the message of an error in the op must not leave this process.
-        given_up: whether the op may overwrite the state itself; else it gets a copy of the fields
-            that it overwrites.
 
     Raises:
         ProtocolError: it broke a rule.
@@ -127,30 +125,57 @@ def run_op(
     """
     reads, overwrites = op.__dict__.get("reads", ALL_NAMES), op.__dict__.get("overwrites", ())
     readable_state = {
-        name: copied(field) if not given_up and name.startswith(overwrites) else field
+        name: copied(field) if name.startswith(overwrites) else field
         for name, field in state.items()
         if name.startswith(reads)
     }
-    # What wraps an op by `functools.wraps` has its attributes, and is called itself.
-    written = None if hasattr(op, "__wrapped__") else op.__dict__.get("written")
     try:
-        if written is None:
-            new, reply = op(cfg, block, readable_state, inbox, key)
-        else:  # as the op itself does it
-            declared = op.__dict__["declaration"]
-            arguments = declared.arguments(cfg, block, readable_state, inbox, key)
-            new, reply = declared.results(*arguments, *written(*arguments[:3]))
+        function, arguments, finish = step_of(op, cfg, block, readable_state, inbox, key)
+        new, reply = finish(*function(*arguments))
     except Exception as error:
         if is_self_explanatory(error) and not private:
             error.add_note(context(op, number, block, state, inbox))
             raise
         raise failure(op, number, block, state, inbox, error) from error
-    if len(readable_state) < len(state):
-        new = {
-            **{name: field for name, field in state.items() if name not in readable_state},
-            **new,
-        }
-    clients = block.num_clients
+    return check_results(op, block.num_clients, state, new, reply, rows=rows), reply
+
+
+def step_of(
+    op: Op, cfg: Any, block: ClientBlock, state: State, inbox: Payload, key: Key
+) -> tuple[Callable[..., Any], tuple[Any, ...], Callable[..., tuple[State, Payload]]]:
+    """Return the function to call for an op, and its arguments.
+
+    The third makes state and reply of the two values that the function returns.
+    """
+    # What wraps an op by `functools.wraps` has its attributes, and is called itself.
+    written = None if hasattr(op, "__wrapped__") else op.__dict__.get("written")
+    if written is None:
+        return op, (cfg, block, state, inbox, key), lambda new, reply: (new, reply)
+    declared = op.__dict__["declaration"]  # as the op itself does it
+    arguments = declared.arguments(cfg, block, state, inbox, key)
+    return written, arguments[:3], partial(declared.results, *arguments)
+
+
+def check_results(
+    op: Op, clients: int, state: State, new: State, reply: Payload, *, rows: bool
+) -> State:
+    """Check the state and the reply of an op, and return the state with what the op did not read.
+
+    Args:
+        op: the op.
+        clients: C.
+        state: what they had before.
+        new: what it has returned.
+        reply: what it has returned.
+        rows: whether replies may be `Ragged`.
+
+    Raises:
+        ProtocolError: it broke a rule.
+    """
+    reads = op.__dict__.get("reads", ALL_NAMES)
+    unread = {name: field for name, field in state.items() if not name.startswith(reads)}
+    if unread:
+        new = {**unread, **new}
     check_fields(reply, clients, f"reply of {op.__name__}", rows=rows)
     check_fields(new, clients, f"state after {op.__name__}", checked=state)
     for name in new:
@@ -159,7 +184,7 @@ def run_op(
                 f"expected names of state fields that do not begin with {HAS!r} after "
                 f"{op.__name__}, got {name!r}"
             )
-    return new, reply
+    return new
 
 
 def check_alike(name: str, old: Field, new: Field) -> None:

@@ -7,7 +7,8 @@ in another order).
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -48,6 +49,15 @@ class Fold:
         self._total: dict[str, Tensor] = {}
         self._weight = 0.0
         self._fields: set[str] | None = None
+
+    @property
+    def running(self) -> tuple[dict[str, Tensor], float, set[str] | None]:
+        """Sums and weight so far, and the names of the fields of replies."""
+        return self._total, self._weight, self._fields
+
+    @running.setter
+    def running(self, running: tuple[dict[str, Tensor], float, set[str] | None]) -> None:
+        self._total, self._weight, self._fields = running
 
     def add(self, reply: Payload) -> None:
         """Add the reply of a block, one client after the other.
@@ -318,6 +328,24 @@ def _arrays_to_add(
 # C: clients of the federation.
 
 
+class Running(NamedTuple):
+    """What a reduction has come to, from which another process goes on.
+
+    Attributes:
+        totals: sum of each field that is folded.
+        weight: sum of the weights.
+        names: of the fields of replies; None before the first.
+        by_client: gathered fields.
+        answered: (C,) bool who has answered; None: nothing is gathered.
+    """
+
+    totals: Mapping[str, Tensor]
+    weight: float
+    names: set[str] | None
+    by_client: Mapping[str, Tensor]
+    answered: Tensor | None
+
+
 class Reduction:
     """Reduces replies, added in client order, as `reduce` says.
 
@@ -342,6 +370,19 @@ class Reduction:
         self.takes_rows = bool(self._decoder.known)
         if self.takes_rows:
             self._decoder.check(clients)
+
+    @property
+    def running(self) -> Running:
+        """What was added so far."""
+        fold = self._fold
+        totals, weight, names = ({}, 0.0, None) if fold is None else fold.running
+        return Running(totals, weight, names, self._by_client, self._answered)
+
+    def resume(self, running: Running) -> None:
+        """Go on from what the reduction of another process has come to, in its memory."""
+        if self._fold is not None:
+            self._fold.running = dict(running.totals), running.weight, running.names
+        self._by_client, self._answered = dict(running.by_client), running.answered
 
     def add(
         self,

@@ -1,4 +1,8 @@
-"""The in-process engine: all clients in this process, in blocks of `block_size`."""
+"""All clients in one process: their blocks with the states, and the in-process engine.
+
+A `BlockHost` runs ops at blocks. The in-process engine has one; workers have one each
+(`silograph.federation.workers`).
+"""
 
 import itertools
 from collections import Counter, OrderedDict
@@ -33,19 +37,36 @@ from silograph.core.payload import (
     state_of,
     take_all,
 )
-from silograph.core.work import Meter, metered, work_of
+from silograph.core.work import Meter, WorkTotals, metered, work_of
 from silograph.federation.base import (
     ALL_NAMES,
     NOTHING,
     AwayError,
     Op,
     Reduce,
+    context,
+    failure,
+    is_self_explanatory,
     per_client,
     positions_of,
 )
-from silograph.federation.check import HAS, check_alike, check_fields, of_round, run_op
+from silograph.federation.check import (
+    HAS,
+    check_alike,
+    check_fields,
+    check_results,
+    of_round,
+    step_of,
+)
 from silograph.federation.fold import Reduction
-from silograph.federation.frame import RESULT, Envelope, count_sizes, decode, encode, frame_sizes
+from silograph.federation.frame import (
+    RESULT,
+    Envelope,
+    count_sizes,
+    decode,
+    encode,
+    frame_sizes,
+)
 from silograph.federation.ledger import Account, Ledger, Record
 from silograph.graph.block.block import ClientBlock, Route
 
@@ -372,6 +393,169 @@ def _one_form(field: StateField) -> Stacked | Ragged:
     return field.stacked() if isinstance(field, Patched) else field
 
 
+# --- Running ops at blocks ------------------------------------------------------------------------
+#
+# k: clients of a call in one block.
+
+
+class OpCall(NamedTuple):
+    """What every block of a call runs.
+
+    Attributes:
+        op: the op.
+        envelope: of the messages to clients.
+        answer: envelope of the replies, whose kind may be another.
+        key: of the op's draws.
+        rows: whether replies may be `Ragged`.
+    """
+
+    op: Op
+    envelope: Envelope
+    answer: Envelope
+    key: Key
+    rows: bool
+
+
+class ReplyCost(NamedTuple):
+    """What the reply of some clients costs.
+
+    Attributes:
+        sizes: (k,) int64 bytes of their frames.
+        counts: (k,) int64 bytes of them that are scores of the received weights.
+        work: of the clients.
+    """
+
+    sizes: np.ndarray
+    counts: np.ndarray
+    work: WorkTotals
+
+
+class BlockHost:
+    """Blocks of clients with their states.
+
+    Args:
+        cfg: first argument of every op.
+        blocks: the clients, none of them twice.
+        strict: send every payload through `encode` and `decode`, as a network would.
+        single_client_only: whether ops are written for one client: blocks then run them by
+            `per_client`.
+
+    Attributes:
+        blocks: the blocks, each with those of its clients that were called lately.
+        states: of the clients of each block.
+    """
+
+    def __init__(
+        self, cfg: Any, blocks: Sequence[ClientBlock], *, strict: bool, single_client_only: bool
+    ) -> None:
+        self._cfg = cfg
+        self._round, self._cfg_of_round = 0, of_round(cfg, 0)
+        self._strict, self._single_client_ops = strict, single_client_only
+        self.blocks = [CalledBlocks(block) for block in blocks]
+        self.states = [BlockState(block.num_clients) for block in blocks]
+
+    def start_round(self, number: int) -> None:
+        """Give ops the config of this round from here on."""
+        self._round, self._cfg_of_round = number, of_round(self._cfg, number)
+
+    def export(self) -> tuple[State, ...]:
+        """Return the state of each block for good: later calls leave it as it is."""
+        return tuple(state.export() for state in self.states)
+
+    def restore(self, states: Sequence[State]) -> None:
+        """Restore exported states."""
+        blocks = zip(self.blocks, states, strict=True)
+        self.states = [BlockState(block.all.num_clients, state) for block, state in blocks]
+
+    def run(
+        self, call: OpCall, number: int, clients: Tensor, inbox: Payload
+    ) -> tuple[Payload, ReplyCost]:
+        """Run an op at some clients of a block; return their reply and its cost.
+
+        Args:
+            call: the op and what all its clients share.
+            number: of the block.
+            clients: (k,) int64 positions in the block, ascending.
+            inbox: theirs.
+
+        Raises:
+            ProtocolError: the op broke a rule.
+            OpError: it failed.
+        """
+        op = per_client(call.op) if self._single_client_ops else call.op
+        blocks, size = self.blocks[number], len(clients)
+        if self._strict:
+            inbox = self._send_over_wire(call.envelope, inbox, size)
+        everyone = blocks.all.num_clients
+        if "idle_without_rows" in op.__dict__ and size < everyone and self.states[number].is_alike:
+            # The others get no rows, so they do nothing: no state has to be copied for the call.
+            whole = {name: spread(field, clients, everyone) for name, field in inbox.items()}
+            reply, meter = self._run_groups(op, call, number, torch.arange(everyone), whole)
+            reply, meter = take_all(reply, clients), meter.of_clients(clients)
+        else:
+            reply, meter = self._run_groups(op, call, number, clients, inbox)
+        sizes, counts = frame_sizes(op.__name__, reply, size), count_sizes(reply, size)
+        cost = ReplyCost(sizes, counts, meter.totals())
+        if self._strict:
+            reply = self._send_over_wire(call.answer, reply, size)
+        return reply, cost
+
+    def _run_groups(
+        self, op: Op, call: OpCall, number: int, clients: Tensor, inbox: Payload
+    ) -> tuple[Payload, Meter]:
+        """Run an op at clients of a block; those with other fields in their state apart."""
+        reads, overwrites = op.__dict__.get("reads", ALL_NAMES), op.__dict__.get("overwrites", ())
+        state, blocks = self.states[number], self.blocks[number]
+        groups, parts = state.groups(clients), list[Payload]()
+        is_alone = len(groups) == 1
+        with metered(len(clients)) as meter:
+            for group in groups:
+                is_whole = len(group) == blocks.all.num_clients
+                place = group if is_alone else torch.searchsorted(clients, group)
+                own_inbox = inbox if is_alone else take_all(inbox, place)
+                old = state.all(overwrites) if is_whole else state.take(group, reads)
+                # It may overwrite them: parts are copies, and blocks make their own.
+                readable = {n: f for n, f in old.items() if n.startswith(reads)}
+                block, cfg = blocks.take(group), self._cfg_of_round
+                try:
+                    step = step_of(op, cfg, block, readable, own_inbox, call.key)
+                    with nullcontext() if is_alone else work_of(place):
+                        new, reply = step[2](*step[0](*step[1]))
+                except Exception as error:
+                    if is_self_explanatory(error):
+                        error.add_note(context(op, self._round, block, old, own_inbox))
+                        raise
+                    raise failure(op, self._round, block, old, own_inbox, error) from error
+                new = check_results(op, len(group), old, new, reply, rows=call.rows)
+                parts.append(reply)
+                if is_whole:
+                    state.replace(new, overwrites)
+                else:
+                    state.put(old, new, group, overwrites)
+                del old, new
+        if not is_alone:
+            reply = join_in_order(parts, torch.cat(groups).argsort())
+        return reply, meter
+
+    def _send_over_wire(self, envelope: Envelope, payload: Payload, clients: int) -> Payload:
+        """Return the payload as the other end of a network gets it, encoded and decoded."""
+        device = self.blocks[0].all.off.device
+        frames = [encode(envelope, payload, position) for position in range(clients)]
+        decoded = [decode(frame)[1] for frame in frames]
+        joined = {name: concatenate([part[name] for part in decoded]) for name in decoded[0]}
+        return {name: moved(_in_form_of_op(payload[name], f), device) for name, f in joined.items()}
+
+
+def _in_form_of_op(sent: Field, received: Field) -> Field:
+    """Return a received field as `Patched` if the op sent it so: frames carry it whole."""
+    if isinstance(sent, Patched) and isinstance(received, Stacked):
+        return sent.like(Stacked(received.t.to(sent.t.device)))
+    return received
+
+
+# --- The engine ----------------------------------------------------------------------------------
+
+
 class _CalledClients(NamedTuple):
     """The clients of one block that a call goes to.
 
@@ -421,23 +605,18 @@ class InProcess:
         compiled: bool = False,
         single_client_only: bool = False,
     ) -> None:
-        self._cfg = cfg
-        self._round, self._cfg_of_round = 0, of_round(cfg, 0)
-        self._single_client_ops = single_client_only
         self.ids, self.route, self.away = clients.ids, route, tuple[str, ...]()
         self.left_out, self.remembered = dict[str, str](), dict[str, Any]()
-        self._strict = strict
-        self._compiled = compiled
+        self._strict, self._compiled = strict, compiled
         all_positions = torch.arange(clients.num_clients)
         members = all_positions.split(block_size)
         self._starts = torch.tensor([0, *itertools.accumulate(map(len, members))])
         whole = block_size >= clients.num_clients
         blocks = [clients] if whole else [clients.take(part) for part in members]
         self._device = clients.off.device
-        self._blocks = [CalledBlocks(block) for block in blocks]
+        self._host = BlockHost(cfg, blocks, strict=strict, single_client_only=single_client_only)
         self._positions = all_positions
         self._all_clients = self._select_clients(all_positions)
-        self._states = [BlockState(block.num_clients) for block in blocks]
         self._account = Account(clients.num_clients)
 
     @property
@@ -453,11 +632,11 @@ class InProcess:
     def start_round(self, number: int) -> None:
         """Assign the calls from here on to this round."""
         self._account.start_round(number)
-        self._round, self._cfg_of_round = number, of_round(self._cfg, number)
+        self._host.start_round(number)
 
     def states(self) -> Sequence[State]:
         """Return the state of each block, for a checkpoint."""
-        return tuple(state.export() for state in self._states)
+        return self._host.export()
 
     def keep(self, number: int, committed: Sequence[int]) -> None:
         """Do nothing: the server's checkpoint already holds the state of every client."""
@@ -476,14 +655,16 @@ class InProcess:
     ) -> None:
         """Restore the states of a checkpoint and the ledger records up to it."""
         del number, remembered  # the first call of a round says which it is
-        blocks = zip(self._blocks, states, strict=True)
-        self._states = [BlockState(block.all.num_clients, state) for block, state in blocks]
+        self._host.restore(states)
+        self._host.start_round(0)
         self._account = Account(len(self.ids), records)
-        self._round, self._cfg_of_round = 0, of_round(self._cfg, 0)
 
     def rejoin(self, away: AwayError) -> None:
         """Raise `away` again: clients of this process cannot come back."""
         raise away
+
+    def close(self) -> None:
+        """Do nothing: nothing was started."""
 
     def call(
         self,
@@ -499,100 +680,36 @@ class InProcess:
     ) -> Payload:
         """Run `op` at the clients `to`; see `Federation.call`."""
         del allow_missing  # clients of this process are never away
-        op = per_client(op) if self._single_client_ops else op
-        overwrites = op.__dict__.get("overwrites", ())
         fold = None if reduce is None else Reduction(reduce, len(self.ids), compiled=self._compiled)
         # 1. Send the inbox.
         envelope, positions, inbox = self._send(op, inbox, what, to)
         answer_envelope = replace(envelope, kind=op.__dict__.get("reply_kind", what))
-        # 2. Run the op at each block. Clients with other fields in their state are called apart.
-        replies: list[Payload] = []
-        costs: list[tuple[np.ndarray, np.ndarray, Meter]] = []
+        takes_rows = rows or (fold is not None and fold.takes_rows)
+        op_call = OpCall(op, envelope, answer_envelope, key, takes_rows)
+        # 2. Run the op at each block, count what it costs, and fold its reply.
+        replies, costs = list[Payload](), list[ReplyCost]()
         is_to_all = len(positions) == len(self.ids)
         targets = self._all_clients if is_to_all else self._select_clients(positions)
         for target in targets:
-            local, state = target.local, self._states[target.block]
-            is_alone = len(targets) == 1 and not overwrites
+            is_alone = len(targets) == 1 and not op.__dict__.get("overwrites")
             part = inbox if is_alone else take_all(inbox, target.places_in_call)
-            if self._strict:
-                part = self._send_over_wire(envelope, part, len(local))
-            takes_rows = rows or (fold is not None and fold.takes_rows)
-            reply, meter = self._run(op, target, part, key, rows=takes_rows)
-            # 3. Count what it costs, and fold its reply.
-            costs.append(
-                (frame_sizes(op.__name__, reply, len(local)), count_sizes(reply, len(local)), meter)
-            )
-            if self._strict:
-                reply = self._send_over_wire(answer_envelope, reply, len(local))
+            reply, cost = self._host.run(op_call, target.block, target.local, part)
+            costs.append(cost)
+            state = self._host.states[target.block]
             if fold is not None:
                 fold.add(reply, target.positions, state.holds)
             else:
                 replies.append(reply)
             del reply  # `join` frees what it has copied
+        # 3. Record the costs.
         sizes, counts = (np.concatenate([cost[k] for cost in costs]) for k in (0, 1))
-        self._account.up(answer_envelope, positions, sizes, counts, [cost[2] for cost in costs])
+        works = [cost.work for cost in costs]
+        self._account.up(answer_envelope, positions, sizes, counts, works)
         if fold is not None:
             return fold.result()
         if len(replies) > 1 or self._strict:
             return join(replies)
         return _detach_from_state(replies[0], state)
-
-    def _run(
-        self, op: Op, target: _CalledClients, inbox: Payload, key: Key, *, rows: bool
-    ) -> tuple[Payload, Meter]:
-        """Run an op at the called clients of a block; return their replies and work.
-
-        Clients with other fields in their state are called apart.
-        """
-        reads, overwrites = op.__dict__.get("reads", ALL_NAMES), op.__dict__.get("overwrites", ())
-        state, blocks, local = self._states[target.block], self._blocks[target.block], target.local
-        cfg, number = self._cfg_of_round, self._round
-        all_clients, replies = blocks.all.num_clients, list[Payload]()
-        if "idle_without_rows" in op.__dict__ and len(local) < all_clients and state.is_alike:
-            # The others get no rows, so they do nothing: no state has to be copied for the call.
-            whole_inbox = {name: spread(field, local, all_clients) for name, field in inbox.items()}
-            with metered(all_clients) as meter:
-                new, reply = run_op(
-                    op,
-                    cfg,
-                    blocks.all,
-                    state.all(overwrites),
-                    whole_inbox,
-                    key,
-                    rows=rows,
-                    number=number,
-                    given_up=True,
-                )
-            state.replace(new, overwrites)
-            return take_all(reply, local), meter.of_clients(local)
-        groups = state.groups(local)
-        with metered(len(local)) as meter:
-            for group in groups:
-                is_alone, is_whole = len(groups) == 1, len(group) == all_clients
-                place = group if is_alone else torch.searchsorted(local, group)
-                own_inbox = inbox if is_alone else take_all(inbox, place)
-                old = state.all(overwrites) if is_whole else state.take(group, reads)
-                with nullcontext() if is_alone else work_of(place):
-                    new, reply = run_op(
-                        op,
-                        cfg,
-                        blocks.take(group),
-                        old,
-                        own_inbox,
-                        key,
-                        rows=rows,
-                        number=number,
-                        given_up=True,  # parts are copies, and blocks make their own
-                    )
-                replies.append(reply)
-                if is_whole:
-                    state.replace(new, overwrites)
-                else:
-                    state.put(old, new, group, overwrites)
-                del old, new
-        if len(replies) > 1:
-            reply = join_in_order(replies, torch.cat(groups).argsort())
-        return reply, meter
 
     def _send(
         self, op: Op, inbox: Payload, what: Kind, to: Sequence[str] | None
@@ -622,14 +739,6 @@ class InProcess:
             if a < b
         ]
 
-    def _send_over_wire(self, envelope: Envelope, payload: Payload, clients: int) -> Payload:
-        """Return the payload as the other end of a network gets it, encoded and decoded."""
-        device = self._device
-        frames = [encode(envelope, payload, position) for position in range(clients)]
-        decoded = [decode(frame)[1] for frame in frames]
-        joined = {name: concatenate([part[name] for part in decoded]) for name in decoded[0]}
-        return {name: moved(_in_form_of_op(payload[name], f), device) for name, f in joined.items()}
-
 
 def _detach_from_state(reply: Payload, state: BlockState) -> dict[str, Field]:
     """Return the reply of one block in memory that calls do not write to.
@@ -640,10 +749,3 @@ def _detach_from_state(reply: Payload, state: BlockState) -> dict[str, Field]:
         name: concatenate([field]) if isinstance(field, Patched) or state.holds(field.t) else field
         for name, field in reply.items()
     }
-
-
-def _in_form_of_op(sent: Field, received: Field) -> Field:
-    """Return a received field as `Patched` if the op sent it so: frames carry it whole."""
-    if isinstance(sent, Patched) and isinstance(received, Stacked):
-        return sent.like(Stacked(received.t.to(sent.t.device)))
-    return received

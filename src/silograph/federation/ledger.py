@@ -22,7 +22,7 @@ from torch import Tensor
 
 from silograph.core.errors import CheckpointError
 from silograph.core.kinds import Kind
-from silograph.core.work import Meter
+from silograph.core.work import WorkTotals
 from silograph.federation.frame import Envelope
 
 Direction = Literal["down", "up"]
@@ -336,7 +336,7 @@ class Account:
         positions: Tensor,
         sizes: np.ndarray,
         counts: np.ndarray,
-        meters: Sequence[Meter],
+        works: Sequence[WorkTotals],
     ) -> None:
         """Record the replies and the work of a call.
 
@@ -346,20 +346,17 @@ class Account:
             sizes: (k,) bytes of their frames.
             counts: (k,) bytes of them that are scores of the received weights: evaluation, whatever
                 the kind of the call.
-            meters: cover the clients in their order.
+            works: of runs of clients, in their order.
         """
-        summaries, clients = [meter.totals() for meter in meters], positions.numpy()
-        self.executed += sum(executed for _, _, executed in summaries)
-        work = np.concatenate([own for own, _, _ in summaries])
+        clients = positions.numpy()
+        self.executed += sum(work.executed for work in works)
+        own_work = np.concatenate([work.own for work in works])
         call = envelope.round, envelope.step, envelope.op
-        self.ledger.append(Record(*call, envelope.kind, "up", clients, sizes - counts, work))
-        kinds = {kind for meter in meters for kind in meter.apart}
+        self.ledger.append(Record(*call, envelope.kind, "up", clients, sizes - counts, own_work))
+        kinds = {kind for work in works for kind in work.parts}
         if counts.any():
             kinds.add(Kind.EVALUATION)
         for kind in sorted(kinds):
-            no_work = (np.zeros(len(own)) for own, _, _ in summaries)
-            parts = [
-                by.get(kind, zeros) for (_, by, _), zeros in zip(summaries, no_work, strict=True)
-            ]
+            parts = [work.parts.get(kind, np.zeros(len(work.own))) for work in works]
             size = counts if kind == Kind.EVALUATION else np.zeros(clients.shape, np.int64)
             self.ledger.append(Record(*call, kind, "up", clients, size, np.concatenate(parts)))

@@ -643,6 +643,7 @@ def preset(base: AnyMethod, name: str, title: str, **defaults: object) -> AnyMet
         for f in fields(base_options)
     }
     namespace = {"__module__": base_options.__module__, "__doc__": base_options.__doc__}
+    namespace["__qualname__"] = f"{name.upper()}.options"  # where pickle looks for the class
     types = {"__annotations__": {f.name: f.type for f in fields(base_options)}}
     options: type[Any] = type(
         f"{name.capitalize()}Options", (), {**option_fields, **namespace, **types}

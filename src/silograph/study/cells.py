@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from silograph.aggregation.server_optimizers import SERVER_OPTIMIZERS
-from silograph.core.config import RunConfig, checked, make_config
+from silograph.core.config import ENGINE, RunConfig, checked, make_config
 from silograph.core.errors import DataError, SilographError
 from silograph.core.resolved_config import ResolvedConfig
 from silograph.core.setting_values import Scalar
@@ -48,7 +48,13 @@ from silograph.task.metric_table import METRICS, Metric
 
 Line = dict[str, Any]
 RESULTS = 1  # raised where a change of the library changes what the same config gives
-MACHINE = ("out", "checkpoint_every", "data_dir", "tracker")  # fields that decide no result
+MACHINE = (
+    "out",
+    "checkpoint_every",
+    "data_dir",
+    "tracker",
+    *ENGINE,
+)  # fields that decide no result
 APART = ("method", "options", "seed", *MACHINE)  # fields that a study neither varies nor tunes
 LASTING = "TrainingError"  # an error that is an outcome: the same cell diverges again
 

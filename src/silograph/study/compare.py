@@ -28,7 +28,7 @@ from silograph.experiment.resolve.parts import (
     owners_of,
     without_parts,
 )
-from silograph.experiment.resolve.resolve import resolve_without_data
+from silograph.experiment.resolve.resolve import cores_of_run, resolve_without_data
 from silograph.experiment.resolve.run_request import check_identifiable, name_of
 from silograph.experiment.resolve.user_code import Trust, check_trusted, own_code
 from silograph.experiment.run.run import check_mode
@@ -259,7 +259,7 @@ def compare(
     )
     own_values = [*base.own.names, *added([request.metric])]
     execution = ExecutionOptions(
-        check_processes(processes, base.config.threads, own_values), progress
+        check_processes(processes, cores_of_run(base.config), own_values), progress
     )
     plan = ComparisonPlan(request, base)
     cells = plan.cells()

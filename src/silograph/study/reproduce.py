@@ -20,6 +20,7 @@ from silograph.core.config import Scalar, make_config
 from silograph.core.errors import ConfigError, lookup
 from silograph.core.files import write_atomic
 from silograph.core.numeric_state import standard_numerics
+from silograph.experiment.resolve.resolve import cores_of_run
 from silograph.experiment.resolve.user_code import check_trusted, import_spec, is_spec
 from silograph.experiment.run.run import check_mode
 from silograph.experiment.terminal_table import markdown_table
@@ -276,7 +277,7 @@ def _run(
         missing = [cell for cell in cells if not _is_done(file, cell)]
         if not missing:
             return ran
-        at_once = check_processes(processes, missing[0].config.threads)
+        at_once = check_processes(processes, cores_of_run(missing[0].config))
         num_ran = run_missing_cells(
             missing, file, replace(execution, processes=at_once), len(missing)
         ).ran

@@ -23,6 +23,7 @@ from silograph.core.config import RunConfig
 from silograph.core.errors import ConfigError, mistake
 from silograph.core.files import check_regular, hold_folder, write_atomic
 from silograph.experiment.resolve.data import prepare_graph
+from silograph.experiment.resolve.resolve import num_cores
 from silograph.experiment.result_files import UNCHECKED, with_digest, without_digest
 from silograph.graph.datasets import is_path, source_of
 from silograph.graph.graph import Graph, fingerprint
@@ -250,12 +251,12 @@ class CellCounts:
     failed: int
 
 
-def check_processes(processes: int | None, threads: int, own: Sequence[str] = ()) -> int:
+def check_processes(processes: int | None, cores: int, own: Sequence[str] = ()) -> int:
     """Return the number of processes, the default for None.
 
     Args:
         processes: the number that the user gave, or None.
-        threads: of a run.
+        cores: of a run.
         own: names of parts and metrics that are values, which stay in this process.
 
     Raises:
@@ -268,10 +269,7 @@ def check_processes(processes: int | None, threads: int, own: Sequence[str] = ()
             **mistake("conflicting-options", ["processes", own[0]]),
         )
     if processes is None:
-        # The cores that this process may use, by the threads of a run.
-        has_affinity = hasattr(os, "sched_getaffinity")
-        cores = len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count()
-        return 0 if own else max(1, (cores or 1) // threads)
+        return 0 if own else max(1, num_cores() // cores)
     if isinstance(processes, bool) or not isinstance(processes, int) or processes < 0:
         raise ConfigError(
             f"expected a number of processes from 0 (one after the other, here), got {processes!r}",

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from silograph.control.ddpg import PROFILE, AgentOptions, agent_of, write_agent
-from silograph.core.config import RunConfig
+from silograph.core.config import ENGINE, RunConfig
 from silograph.core.errors import ConfigError, mistake
 from silograph.core.files import write_atomic
 from silograph.core.numeric_state import standard_numerics
@@ -173,7 +173,9 @@ def _flatten(text: str) -> dict[str, Any]:
 def describe_training(training: AgentTraining) -> str:
     """Return the settings of a training as JSON, without the number of episodes."""
     config_values = {
-        f.name: getattr(training.config, f.name) for f in fields(training.config) if f.name != "out"
+        f.name: getattr(training.config, f.name)
+        for f in fields(training.config)
+        if f.name not in ("out", *ENGINE)
     }
     return json.dumps(
         {"config": config_values, "seeds": training.seeds}, sort_keys=True, default=str

@@ -48,7 +48,7 @@ from silograph.experiment.resolve.parts import (
     unset_options,
     with_model_for,
 )
-from silograph.experiment.resolve.resolve import choose, with_defaults
+from silograph.experiment.resolve.resolve import choose, cores_of_run, with_defaults
 from silograph.experiment.resolve.run_request import Own, check_identifiable, with_absolute_paths
 from silograph.experiment.resolve.user_code import Trust, check_trusted, is_spec, own_code
 from silograph.experiment.result_files import frame_of
@@ -638,7 +638,7 @@ def tune(
     check_ends(space)
     deadline = None if max_minutes == math.inf else time.monotonic() + 60 * max_minutes
     own_values = [*base.own.names, *added([base_config.metric])]
-    num_processes = check_processes(processes, base_config.threads, own_values)
+    num_processes = check_processes(processes, cores_of_run(base_config), own_values)
     execution = ExecutionOptions(num_processes, progress, test=False, deadline=deadline)
     return _search(space, trials, execution, None if out is None else Path(out))
 

@@ -102,7 +102,7 @@ def test_clients_with_copies_fetch_what_others_hold(
     (setup,) = setups
     assert isinstance(setup.federation, InProcess)
     assert result.model is not None
-    block, (state,) = setup.federation._blocks[0].all, setup.federation.states()
+    block, (state,) = setup.federation._host.blocks[0].all, setup.federation.states()
     larger, model = local_graph(block, state), setup.method_config.model
     assert len(larger.row_key) > len(block.row_key)
     here = BACKENDS["torch"].predict(model, result.model.weights, larger)

@@ -1,5 +1,6 @@
 """`resolve`: from the config of a user to a complete run, with all defaults filled in."""
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -117,6 +118,7 @@ from silograph.task.registry import TASKS, task_of
 
 # Bytes of the weights of a block's clients, with gradients and moments where torch holds them.
 # Measured: smaller blocks pay for Python, larger ones leave the cache (decision 04).
+BLOCKS_OF_WORKERS = 16  # least blocks where workers share them
 BLOCK_BYTES = 2**26
 # On other devices every block starts all operations once more, and caches matter less.
 DEVICE_BLOCK_BYTES = 2**30
@@ -214,7 +216,49 @@ def with_block_size(
     backend = BACKENDS[config.kernels]
     device, keep = torch.device(config.device), config.keep_optimizer
     size = choose_block_size(training, block, backend, device, keep_optimizer=keep)
+    if (workers := num_workers(config)) != 1:
+        # The same for any few workers: their number is not to change the bits of a result.
+        size = min(size, -(-block.num_clients // max(BLOCKS_OF_WORKERS, workers or 0)))
     return replace(config, block_size=size)
+
+
+def num_workers(config: RunConfig | ResolvedConfig) -> int | None:
+    """Return how many workers share the clients, 1 for none; None: as many as a cluster has cores.
+
+    Raises:
+        ConfigError: options that do not go with the engine.
+    """
+    is_ray, workers = config.engine == "ray", config.workers
+    if config.address is not None and not is_ray:
+        raise ConfigError(
+            f"expected engine=ray for address {config.address}, got engine={config.engine}: add "
+            "engine=ray, or leave address out",
+            **mistake("conflicting-options", ["address", "engine"]),
+        )
+    if (is_ray or workers not in (None, 1)) and torch.device(config.device).type != "cpu":
+        raise ConfigError(
+            f"expected device=cpu with workers, got {config.device}: leave engine and workers out, "
+            "or use device=cpu",
+            **mistake("conflicting-options", ["device", "workers"]),
+        )
+    if isinstance(workers, int):
+        return workers
+    if is_ray:
+        return None
+    return 1 if workers is None else max(1, num_cores() // config.threads)
+
+
+def cores_of_run(config: RunConfig) -> int:
+    """Return how many cores of this machine a run takes; all of them for one on Ray."""
+    if config.engine == "ray":
+        return num_cores()
+    return config.threads * (num_workers(config) or 1)
+
+
+def num_cores() -> int:
+    """Return how many cores this process may use."""
+    has_affinity = hasattr(os, "sched_getaffinity")
+    return (len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count()) or 1
 
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64}

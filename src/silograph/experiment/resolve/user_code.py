@@ -19,6 +19,7 @@ from typing import TypeVar
 from silograph.core.config import RunConfig
 from silograph.core.errors import CheckpointError, ConfigError, install_command, mistake, unknown
 from silograph.core.resolved_config import ResolvedConfig
+from silograph.core.user_module import run_module_file
 from silograph.graph.partition.partition import names_clients
 
 T = TypeVar("T")
@@ -32,6 +33,7 @@ EXTRAS = {  # of silograph, by the packages that they bring
     "cryptography": "federation",
     "tensorboard": "tensorboard",
     "mlflow": "mlflow",
+    "ray": "ray",
 }
 MODULES = (
     "name what makes a torch.nn.Module; a convolution becomes a model by "
@@ -100,7 +102,7 @@ def module_of(source: str) -> ModuleType:
     """
     try:
         if _is_file(source):
-            return _run_file(Path(source).expanduser())
+            return run_module_file(Path(source).expanduser())
         if not all(part.isidentifier() for part in source.split(".")):
             raise ModuleNotFoundError(
                 f"{source!r} is no name of a module, nor a file that ends in .py"
@@ -215,26 +217,6 @@ def _type_name(kind: type) -> str:
 
 def _is_file(source: str) -> bool:
     return source.endswith(".py")
-
-
-def _run_file(path: Path) -> ModuleType:
-    path = path.absolute()
-    # No name of a module that could be imported. Dataclasses look up where they were made.
-    name = f"{path}:"
-    spec = importlib.util.spec_from_file_location(name, path)
-    assert spec is not None  # the path ends in .py
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    previous_module = sys.modules.get(name)
-    sys.modules[name] = module
-    try:
-        spec.loader.exec_module(module)
-    except BaseException:
-        del sys.modules[name]
-        if previous_module is not None:
-            sys.modules[name] = previous_module
-        raise
-    return module
 
 
 def _describe_error(error: BaseException) -> str:

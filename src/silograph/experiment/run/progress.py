@@ -163,8 +163,11 @@ def plan_text(config: ResolvedConfig) -> str:
     clients = "client" if config.block_size == 1 else "clients"
     draws_in_torch = config.kernels == "torch" and config.neighbors not in UNSAID_SAMPLERS
     sampler_note = f", neighbors={config.neighbors} drawn in torch" if draws_in_torch else ""
+    workers = "" if config.workers in (None, 1) else f", {config.workers} workers"
+    workers = workers.replace("auto workers", "workers: auto")
     return (
-        f"{config.kernels} kernels{sampler_note}, {config.block_size} {clients} at once, {threads}"
+        f"{config.kernels} kernels{sampler_note}, {config.block_size} {clients} at once, "
+        f"{threads}{workers}{', on Ray' if config.engine == 'ray' else ''}"
     )
 
 

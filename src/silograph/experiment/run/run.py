@@ -13,8 +13,15 @@ from typing import Any, Unpack
 import torch
 from torch import Tensor
 
-from silograph.core.config import RunConfig, make_config, with_keywords
-from silograph.core.errors import ConfigError, StateError, TrainingError, mistake, reword_error
+from silograph.core.config import ENGINE, RunConfig, make_config, with_keywords
+from silograph.core.errors import (
+    ConfigError,
+    StateError,
+    TrainingError,
+    mistake,
+    reword_error,
+    unknown,
+)
 from silograph.core.key import Key
 from silograph.core.numeric_state import standard_numerics, torch_threads
 from silograph.core.payload import Shared, with_prefix
@@ -151,8 +158,7 @@ def run(
         check_free(request.config.out)
     simulation = request.read_and_resolve(generation_callback(progress))
     config = simulation.user_config
-    with torch_threads(config.threads):
-        setup = set_up(simulation)
+    with torch_threads(config.threads), closing(set_up(simulation)) as setup:
         first = first_snapshot(setup)  # before there is a folder: weights may not fit into memory
         if config.out is None:
             return train(setup, None, progress, first, [], tracker_group)
@@ -192,6 +198,7 @@ def resume(
     trust: Trust = False,
     progress: str | Progress = "none",
     trackers: Sequence[Tracker] = (),
+    engine: Mapping[str, Any] | None = None,
 ) -> Result:
     """Resume an interrupted run and return its result.
 
@@ -209,6 +216,8 @@ def resume(
         progress: `live`, `plain` or `none`, on standard error; or an object whose
             `update` is called after every round.
         trackers: further trackers, besides `tracker` of the config.
+        engine: `engine`, `workers`, `address` and `keep_every`, in place of all four of the run;
+            None: as in the run.
 
     Raises:
         ConfigError: there is no run at `path`, another process is writing it, or it names code that
@@ -227,6 +236,8 @@ def resume(
                 "use silograph server --resume"
             )
         config = make_config(read_toml(target / "config.toml"), source=f"{target}/config.toml")
+        if engine is not None:
+            config = with_engine(config, engine)
         # Code that the folder names is imported only if it is trusted and as it was.
         value_kinds = {name for name, value in (("method", method), ("model", model)) if value}
         code = {kind: spec for kind, spec in own_code(config).items() if kind not in value_kinds}
@@ -241,14 +252,22 @@ def resume(
         )
         tracker_group = make_trackers(config, trackers)
         simulation = request.read_and_resolve(generation_callback(progress))
-        with torch_threads(config.threads):
-            setup = set_up(simulation)
+        with torch_threads(config.threads), closing(set_up(simulation)) as setup:
             check_identity(about["same"], identity(setup), config)
             snapshot, rows = restore_run(setup, folder, about["same"])
             with noted_divergence(folder):
                 return train(
                     setup, folder, progress, snapshot, rows, tracker_group, is_resumed=True
                 )
+
+
+def with_engine(config: RunConfig, engine: Mapping[str, Any]) -> RunConfig:
+    """Return a config with another engine; raise `ConfigError` for an option of anything else."""
+    for name in engine:
+        if name not in ENGINE:
+            raise unknown("option of an engine", name, ENGINE)
+    others = {name: value for name, value in vars(config).items() if name not in ENGINE}
+    return make_config(others | dict(engine), source="engine")
 
 
 def restore_run(

@@ -19,11 +19,16 @@ from silograph.core.work import keep_freed_memory
 from silograph.exchange.collect import SumSpecs
 from silograph.experiment.resolve.data import Cut
 from silograph.experiment.resolve.parts import Parts
-from silograph.experiment.resolve.resolve import DTYPES, SimulatedRun, resolve_simulation
+from silograph.experiment.resolve.resolve import (
+    DTYPES,
+    SimulatedRun,
+    num_workers,
+    resolve_simulation,
+)
 from silograph.experiment.resolve.run_request import CutGraph
 from silograph.federation.base import Engine
 from silograph.federation.in_process import InProcess
-from silograph.graph.block.block import ClientBlock, make_block, whole
+from silograph.graph.block.block import ClientBlock, Route, make_block, whole
 from silograph.graph.graph import Graph, Schema, schema_of
 from silograph.graph.silos.data import Silos
 from silograph.methods.base import Method, MethodConfig
@@ -33,6 +38,7 @@ from silograph.nn.own_module import Make
 LOG = logging.getLogger("silograph")
 PACKAGES = ("silograph", "torch", "torch-geometric", "numpy", "scipy", "scikit-learn", "pymetis")
 EXTRAS = ("numba",)
+KEEP_EVERY = 10  # rounds between copies of states, by default
 
 
 def versions() -> dict[str, str]:
@@ -94,6 +100,10 @@ class Setup:
         assert self.simulated is not None  # nobody asks where silos hold the graph
         return self.simulated
 
+    def close(self) -> None:
+        """End what the engine has started."""
+        self.federation.close()
+
     @property
     def partition_hash(self) -> str:
         """What names the cut, or the silos and which of their nodes are neighbors."""
@@ -138,17 +148,8 @@ def set_up(run: SimulatedRun) -> Setup:
     config, method_config = run.resolved.config, run.resolved.method_config
     for line in run.warnings:
         LOG.warning(line)
-    assert config.block_size is not None  # written out
     keep_freed_memory()
-    federation = InProcess(
-        method_config,
-        run.block,
-        run.route,
-        block_size=config.block_size,
-        strict=config.strict,
-        compiled=method_config.backend.compiled,
-        single_client_only=method_config.model.single_client_only,
-    )
+    federation = make_engine(config, method_config, run.block, run.route)
     return Setup(
         config,
         run.resolved.parts,
@@ -162,6 +163,56 @@ def set_up(run: SimulatedRun) -> Setup:
         run.cut.graph.feature_names,
         run.sums,
         why_torch=run.resolved.why_torch,
+    )
+
+
+def make_engine(
+    config: ResolvedConfig, method_config: MethodConfig, block: ClientBlock, route: Route
+) -> Engine:
+    """Return the engine that a config names, started.
+
+    Args:
+        config: of the run.
+        method_config: what ops read.
+        block: all clients.
+        route: owner of each halo slot.
+
+    Raises:
+        ConfigError: there is no such cluster, or workers cannot read the run.
+    """
+    assert config.block_size is not None  # written out
+    strict, compiled = config.strict, method_config.backend.compiled
+    single_client_only = method_config.model.single_client_only
+    workers = num_workers(config)
+    if config.engine == "local" and workers == 1:
+        return InProcess(
+            method_config,
+            block,
+            route,
+            config.block_size,
+            strict=strict,
+            compiled=compiled,
+            single_client_only=single_client_only,
+        )
+    from silograph.federation.workers.engine import Pool, Workers, WorkerSettings
+    from silograph.federation.workers.processes import ProcessPool
+    from silograph.federation.workers.ray_actors import RayPool
+
+    def make_pool(most: int) -> Pool:
+        if config.engine == "local":
+            return ProcessPool(most)
+        return RayPool(most, config.address, config.threads, is_exact=workers is not None)
+
+    level = LOG.getEffectiveLevel()
+    return Workers(
+        WorkerSettings(method_config, strict, single_client_only, config.threads, level),
+        block,
+        route,
+        config.block_size,
+        make_pool,
+        workers=workers,
+        keep_every=KEEP_EVERY if config.keep_every is None else config.keep_every,
+        compiled=compiled,
     )
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import Tensor
 
-from silograph.core.config import RunConfig
+from silograph.core.config import ENGINE, RunConfig
 from silograph.core.errors import CheckpointError, SilographError
 from silograph.core.payload import Shared, State, fields_under, with_prefix
 from silograph.core.resolved_config import training_key
@@ -136,7 +136,7 @@ class Snapshot:
 def identity(setup: Setup) -> dict[str, str]:
     """Return everything that must be equal for a run to be resumed, by name."""
     config = {f.name: getattr(setup.config, f.name) for f in fields(setup.config)}
-    for name in ("out", "tracker"):  # they decide no number
+    for name in ("out", "tracker", *ENGINE):  # they decide no number
         del config[name]
     options = config.pop("options")
     # The model of a run may be a class of this process: its source counts, not its file.

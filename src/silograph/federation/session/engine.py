@@ -635,6 +635,9 @@ class Session:
         self._seconds_spent = dict.fromkeys(self.ids, 0.0)
         self._request_or_drop(Type.LOAD, self._last_whole)
 
+    def close(self) -> None:
+        """Do nothing: streams are closed by whoever has opened them."""
+
     def _are_back(self, away: AwayError) -> bool:
         """Whether enough silos are back; raise `ProtocolError` if that is no longer possible."""
         self._attach_returned()
@@ -701,8 +704,8 @@ class Session:
         places = torch.tensor([answer.place for answer in answers], dtype=torch.int64)
         up = np.array([answer.size for answer in answers])
         scores = np.array([int(count_sizes(answer.reply, 1)[0]) for answer in answers])
-        meters = [answer.meter for answer in answers]
-        self._account.up(answer_envelope, positions[places], up, scores, meters)
+        works = [answer.meter.totals() for answer in answers]
+        self._account.up(answer_envelope, positions[places], up, scores, works)
         if reduce is None:
             return join_replies(answers, len(positions))
         reduction = Reduction(reduce, len(self.ids), compiled=self._compiled)
