@@ -489,8 +489,9 @@ class BlockHost:
         everyone = blocks.all.num_clients
         if "idle_without_rows" in op.__dict__ and size < everyone and self.states[number].is_alike:
             # The others get no rows, so they do nothing: no state has to be copied for the call.
+            all_clients = torch.arange(everyone, device=clients.device)
             whole = {name: spread(field, clients, everyone) for name, field in inbox.items()}
-            reply, meter = self._run_groups(op, call, number, torch.arange(everyone), whole)
+            reply, meter = self._run_groups(op, call, number, all_clients, whole)
             reply, meter = take_all(reply, clients), meter.of_clients(clients)
         else:
             reply, meter = self._run_groups(op, call, number, clients, inbox)
