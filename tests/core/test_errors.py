@@ -53,9 +53,9 @@ from silograph.federation.check import check_fields
 from silograph.federation.checkpoint import CheckpointFolder
 from silograph.federation.matching import Hello, SiloFacts, match
 from silograph.federation.program import Program
+from silograph.federation.secure.protocol import SiloSum
 from silograph.federation.session.engine import Failures
 from silograph.federation.session.peer import LostError
-from silograph.federation.secure.protocol import SiloSum
 from silograph.federation.session.silo_data import SendingBounds
 from silograph.federation.session.state_store import lock_state_folder
 from silograph.graph.partition.partition import Partition

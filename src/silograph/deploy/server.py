@@ -207,6 +207,12 @@ def check_deployable(config: RunConfig, method: Method) -> None:
             f"expected a method that trains at silos alone, got {config.method}, whose server "
             f"needs {needs}"
         )
+    if config.secure_aggregation:
+        raise ConfigError(
+            "expected no secure_aggregation with real silos, which only simulations know yet: "
+            "leave it out",
+            **mistake("conflicting-options", ["secure_aggregation"]),
+        )
     for kind, spec in own_code(config).items():
         if kind not in ("method", "model"):
             raise ConfigError(
@@ -511,7 +517,7 @@ def with_evaluate_clients(config: RunConfig) -> RunConfig:
     """Return the config with `evaluate_clients`: `participants` where the method allows it."""
     if config.evaluate_clients is not None:
         return config
-    by_participants = can_score_participants(choose(config))
+    by_participants = can_score_participants(config, choose(config))
     return replace(config, evaluate_clients="participants" if by_participants else "all")
 
 

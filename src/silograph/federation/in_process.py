@@ -46,6 +46,7 @@ from silograph.federation.check import HAS, check_alike, check_fields, of_round,
 from silograph.federation.fold import Reduction
 from silograph.federation.frame import RESULT, Envelope, count_sizes, decode, encode, frame_sizes
 from silograph.federation.ledger import Account, Ledger, Record
+from silograph.federation.secure.sums import SecureFold, weights_field
 from silograph.graph.block.block import ClientBlock, Route
 
 # --- Blocks of called clients, cached for later calls to the same clients ------------------------
@@ -395,6 +396,7 @@ class InProcess:
         compiled: fold replies with the compiled kernel, to the same bits.
         single_client_only: whether ops are written for one client: blocks then run them by
             `per_client`.
+        secure: whether the server learns sums over clients only (`silograph.federation.secure`).
 
     Attributes:
         ids: names of the clients.
@@ -414,8 +416,10 @@ class InProcess:
         strict: bool = False,
         compiled: bool = False,
         single_client_only: bool = False,
+        secure: bool = False,
     ) -> None:
         self._cfg = cfg
+        self._secure = secure
         self._round, self._cfg_of_round = 0, of_round(cfg, 0)
         self._single_client_ops = single_client_only
         self.ids, self.route, self.away = clients.ids, route, tuple[str, ...]()
@@ -495,10 +499,10 @@ class InProcess:
         del allow_missing  # clients of this process are never away
         op = per_client(op) if self._single_client_ops else op
         reads, overwrites = op.__dict__.get("reads", ALL_NAMES), op.__dict__.get("overwrites", ())
-        fold = None if reduce is None else Reduction(reduce, len(self.ids), compiled=self._compiled)
         # 1. Send the inbox.
         envelope, positions, inbox = self._send(op, inbox, what, to)
         answer_envelope = replace(envelope, kind=op.__dict__.get("reply_kind", what))
+        fold = self._reduction(reduce, answer_envelope, len(positions), rows=rows)
         # 2. Run the op at each block. Clients with other fields in their state are called apart.
         replies: list[Payload] = []
         costs: list[tuple[np.ndarray, np.ndarray, Meter]] = []
@@ -547,15 +551,37 @@ class InProcess:
             if fold is not None:
                 fold.add(reply, target.positions, state.holds)
             else:
+                self._check_single(reply, op, rows=rows)
                 replies.append(reply)
             del reply, parts  # `join` frees what it has copied
         sizes, counts = (np.concatenate([cost[k] for cost in costs]) for k in (0, 1))
-        self._account.up(answer_envelope, positions, sizes, counts, [cost[2] for cost in costs])
+        meters = [cost[2] for cost in costs]
+        if isinstance(fold, SecureFold):
+            names = [self.ids[position] for position in positions.tolist()]
+            self._account.up_summed(answer_envelope, positions, names, fold.size, meters)
+        else:
+            self._account.up(answer_envelope, positions, sizes, counts, meters)
         if fold is not None:
             return fold.result()
         if len(replies) > 1 or self._strict:
             return join(replies)
         return _detach_from_state(replies[0], state)
+
+    def _reduction(
+        self, reduce: Reduce | None, answer: Envelope, called: int, *, rows: bool
+    ) -> Reduction | SecureFold | None:
+        """Return what folds the replies of a call to so many clients; None: nothing does."""
+        if self._secure and not rows and reduce is not None:
+            clients = len(self.ids)
+            return SecureFold(reduce, answer.op, answer.kind, clients=clients, called=called)
+        if reduce is None:
+            return None
+        return Reduction(reduce, len(self.ids), compiled=self._compiled)
+
+    def _check_single(self, reply: Payload, op: Op, *, rows: bool) -> None:
+        """Raise `ProtocolError` where the server of secure sums would read single replies."""
+        if self._secure and reply and not rows:
+            weights_field(None, op.__name__)
 
     def _send(
         self, op: Op, inbox: Payload, what: Kind, to: Sequence[str] | None

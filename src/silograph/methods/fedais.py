@@ -1356,6 +1356,7 @@ FEDAIS: Method[FedAISOptions] = Method(
             "(benchmarks/fedais/server_step.md)"
         ),
     ),
+    only_sums=True,
 )
 
 

@@ -31,12 +31,12 @@ def form(kind: Kind = Kind.WEIGHTS, *, clients: int = 10, weighted: bool = True)
 def test_a_weighted_sum_is_the_oracles_to_rounding(values: np.ndarray, weights: list[int]) -> None:
     own = form(clients=4)
     parts = [encode(v, own, n) for v, n in zip(values, weights, strict=True)]
-    total = decode(np.sum(parts, axis=0, dtype=np.uint64), own)
+    total = decode(np.add.reduce(parts, axis=0, dtype=np.uint64), own)
     exact = (values.astype(np.longdouble) * np.array(weights)[:, None]).sum(0)
     assert np.abs(total - exact).max() <= len(parts) * 2.0 ** -(own.bits + 1) + 1e-15 * np.abs(
         exact
     ).max(initial=0)
-    backwards = np.sum(parts[::-1], axis=0, dtype=np.uint64)
+    backwards = np.add.reduce(parts[::-1], axis=0, dtype=np.uint64)
     np.testing.assert_array_equal(decode(backwards, own), total)
 
 
@@ -55,7 +55,7 @@ def test_the_largest_sum_fits(clients: int, kind: Kind, weighted: bool) -> None:
 def test_integers_and_booleans_are_exact() -> None:
     own = fixed_point_of(Kind.WEIGHTS, is_float=False, is_weighted=False, clients=3)
     parts = [np.array([2**31 - 1, -5]), np.array([7, -(2**31)]), np.array([True, False])]
-    total = decode(np.sum([encode(p, own) for p in parts], axis=0, dtype=np.uint64), own)
+    total = decode(np.add.reduce([encode(p, own) for p in parts], axis=0, dtype=np.uint64), own)
     assert total.tolist() == [2**31 + 7, -5 - 2**31]
     assert total.dtype == np.int64
 

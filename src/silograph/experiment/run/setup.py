@@ -148,6 +148,7 @@ def set_up(run: SimulatedRun) -> Setup:
         strict=config.strict,
         compiled=method_config.backend.compiled,
         single_client_only=method_config.model.single_client_only,
+        secure=config.secure_aggregation,
     )
     return Setup(
         config,

@@ -282,7 +282,7 @@ class SiloSum:
                 )
             self._shares[name] = pair
         self._masked_with = tuple(name for name in self._partners if name in dealt)
-        total = values.astype(np.uint64) + _own_mask(self._own_secret, len(values))
+        total: np.ndarray = values.astype(np.uint64) + _own_mask(self._own_secret, len(values))
         for name in self._masked_with:
             total += _pair_mask(
                 self._mask_keys, self._keys[name].mask, self._about, self._name, name, len(values)
@@ -419,7 +419,7 @@ class ServerSum:
         for owner in self.dealt:
             is_present = owner in self.present
             holders = sorted((owner, *partners[owner]))
-            shares = {}
+            shares: dict[int, int] = {}
             for point, holder in enumerate(holders, 1):
                 said = self.revealed.get(holder)
                 share = None if said is None else (said.own if is_present else said.mask).get(owner)
