@@ -62,6 +62,7 @@ from silograph.federation.program import (
     received_sizes,
     sent_sizes,
 )
+from silograph.federation.secure.sums import LEAST_SILOS, SecureSums
 from silograph.federation.session.audit import Audit, RunAudit, digest_of, open_audit
 from silograph.federation.session.events import Event, EventCallback, What, log_event
 from silograph.federation.session.responder import Responder
@@ -360,7 +361,9 @@ class OwnData:
             # Sums of all silos, by which features may be standardized, are not known yet.
             None if FEATURES in specs else narrowing_line(silo, block, resolved_config.normalize),
         )
-        course, nodes = Course(program), nodes_of(block)
+        course, nodes, secure = Course(program), nodes_of(block), None
+        if resolved_config.secure_aggregation:
+            secure = SecureSums(silos, self.policy.least_silos or LEAST_SILOS)
         agreed = {"method": method.name, "rounds": resolved_config.rounds, "silos": silos}
         most_bytes = {row.name: row.whole.most for row in plan.sent}  # None: not known
         return Prepared(
@@ -368,13 +371,14 @@ class OwnData:
             block,
             resolved.device,
             course,
-            nodes,
+            nodes if secure is None else {},  # which the server would learn
             note,
             partial(self.store_result, run),
             (*lines, *(line for line in remarks if line is not None)),
             {**agreed, "most_bytes": most_bytes, "nodes": nodes},
             resolved_config.method in needs,
             method.own_weights is not None,
+            secure,
             BlockInState(block, silo, self.report_line) if specs else None,
         )
 

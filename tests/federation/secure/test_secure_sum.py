@@ -88,7 +88,7 @@ def unmask(parties: Parties, gone: Collection[str] = ()) -> np.ndarray:
     for name in server.present:
         if name not in gone:
             request = server.request_for(name)
-            server.add_revealed(name, parties.silos[name].reveal(*request, len(server.present)))
+            server.add_revealed(name, parties.silos[name].reveal(*request))
     return server.unmask()
 
 
@@ -247,14 +247,14 @@ def test_steps_are_taken_once_and_in_order() -> None:
         lambda: server.add_keys("silo0", server.keys["silo0"]),
         lambda: server.add_shares("silo0", server.dealt["silo0"]),
         lambda: SiloSum("silo0", ABOUT).mask(values["silo0"], server.shares_for("silo0")),
-        lambda: SiloSum("silo0", ABOUT).reveal(["silo0"], [], 3),
+        lambda: SiloSum("silo0", ABOUT).reveal(["silo0"], []),
     )
     for step in steps:
         with pytest.raises(SumError):
             step()
     unmask(parties)
     with pytest.raises(SumError):
-        silo.reveal(*server.request_for("silo0"), 3)
+        silo.reveal(*server.request_for("silo0"))
     with pytest.raises(SumError):
         server.add_revealed("silo0", server.revealed["silo0"])
 
@@ -270,7 +270,7 @@ def test_nobody_reveals_both_kinds_of_shares_of_a_silo() -> None:
     ):
         silo = send_masked(values_of(names)).silos["silo0"]
         with raises_code(SumError, "secure-sum", silo=""):
-            silo.reveal(present, vanished, 4)
+            silo.reveal(present, vanished)
     del parties
 
 
@@ -315,7 +315,7 @@ def test_keys_of_a_server_in_the_middle_are_noticed_where_silos_sign() -> None:
 def test_a_holder_that_reveals_another_share_is_named() -> None:
     parties = send_masked(values_of(names_of(4)))
     server = parties.server
-    said = parties.silos["silo1"].reveal(*server.request_for("silo1"), 4)
+    said = parties.silos["silo1"].reveal(*server.request_for("silo1"))
     wrong = Revealed({**said.own, "silo2": to_bytes(3)}, said.mask)
     with raises_code(SumError, "secure-sum", silo="silo1"):
         server.add_revealed("silo1", wrong)

@@ -27,7 +27,6 @@ from hashlib import blake2b
 
 import numpy as np
 
-from silograph.core.errors import ProtocolError, mistake
 from silograph.federation.secure.masks import (
     KEY_BYTES,
     SEAL_BYTES,
@@ -47,17 +46,11 @@ from silograph.federation.secure.shamir import (
     split_secret,
     to_bytes,
 )
+from silograph.federation.secure.sums import SumError
 
 DIGEST_BYTES = 16
 SEALED_BYTES = 2 * BYTES + SEAL_BYTES
 DEALT_BYTES = SEALED_BYTES + 2 * DIGEST_BYTES
-
-
-class SumError(ProtocolError):
-    """A step of a sum that cannot be taken; its field `silo` says whose message is wrong."""
-
-    def __init__(self, line: str, silo: str = "") -> None:
-        super().__init__(line, **mistake("secure-sum", silo))
 
 
 @dataclass(frozen=True)
@@ -289,13 +282,12 @@ class SiloSum:
             )
         return total
 
-    def reveal(self, present: Collection[str], vanished: Collection[str], silos: int) -> Revealed:
+    def reveal(self, present: Collection[str], vanished: Collection[str]) -> Revealed:
         """Return shares of the own masks of silos that are present, and of mask keys of others.
 
         Args:
             present: this silo and those of its partners that sent masked values.
             vanished: those that dealt shares and sent none.
-            silos: how many silos the sum is over.
 
         Raises:
             SumError: too few silos, or a silo that would be in both.
@@ -305,10 +297,10 @@ class SiloSum:
         is_split = not set(present) & set(vanished) and {*present, *vanished} == expected
         if not is_split or self._name not in present:
             raise SumError("expected each silo to be present or to have vanished, got others")
-        if silos < max(self._least, len(set(present))) or len(set(present)) < self._threshold:
+        least = max(min(self._least, 1 + len(self._partners)), self._threshold)
+        if len(set(present)) < least:
             raise SumError(
-                f"expected a sum over at least {max(self._least, self._threshold)} silos, got "
-                f"{len(set(present))}"
+                f"expected a sum over at least {least} silos, got one over {len(set(present))}"
             )
         return Revealed(
             own={name: self._shares[name][1] for name in present},
@@ -338,6 +330,11 @@ class ServerSum:
     total: np.ndarray | None = None
     present: list[str] = field(default_factory=list)
     revealed: dict[str, Revealed] = field(default_factory=dict)
+
+    @property
+    def threshold(self) -> int:
+        """How many silos must be there to the end."""
+        return topology_of(len(self.keys)).threshold
 
     @property
     def silos(self) -> tuple[str, ...]:

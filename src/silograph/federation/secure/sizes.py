@@ -7,7 +7,7 @@
 | shares | silo | `shares`: sealed ones for each holder, and their digests |
 | shares | server | `from`: who has dealt; `shares`: for this silo |
 | masked values | silo | `masked` (n,) int64, in the call's own kind |
-| masks | server | `present`: whether each holder's silo is |
+| masks | server | `present`: which holders have sent masked values, and which have vanished |
 | masks | silo | `shares`: one of each |
 """
 

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from silograph.core.errors import ProtocolError
+from silograph.core.errors import ProtocolError, mistake
 from silograph.core.kinds import Kind
 from silograph.core.payload import Field, Patched, Payload, Shared, Stacked
 from silograph.federation.base import Gather, Reduce, Sum, WeightedMean
@@ -24,6 +24,26 @@ from silograph.federation.field_specs import FieldSpecs
 from silograph.federation.secure.fixed_point import FixedPoint, decode, encode, fixed_point_of
 
 LEAST_SILOS = 2  # in a sum; one alone would be told to the server
+
+
+class SumError(ProtocolError):
+    """A step of a sum that cannot be taken; its field `silo` says whose message is wrong."""
+
+    def __init__(self, line: str, silo: str = "") -> None:
+        super().__init__(line, **mistake("secure-sum", silo))
+
+
+@dataclass(frozen=True)
+class SecureSums:
+    """What silos agree to in a run with secure aggregation.
+
+    Attributes:
+        silos: of the run.
+        least: over so many a sum must be.
+    """
+
+    silos: int
+    least: int
 
 
 @dataclass(frozen=True)
