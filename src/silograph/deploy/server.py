@@ -513,9 +513,8 @@ def with_evaluate_clients(config: RunConfig) -> RunConfig:
     """Return the config with `evaluate_clients`: `participants` where the method allows it."""
     if config.evaluate_clients is not None:
         return config
-    by_participants = not config.secure_aggregation and can_score_participants(
-        config, choose(config)
-    )
+    parts = choose(config)
+    by_participants = not config.secure_aggregation and can_score_participants(config, parts)
     return replace(config, evaluate_clients="participants" if by_participants else "all")
 
 

@@ -354,16 +354,17 @@ class OwnData:
         specs = sum_specs(resolved_config, schema, method)
         receiver, silos = self.server, resolved_config.clients
         lines = lines_of(plan, resolved_config.rounds, audit.hello, receiver, silos, needs)
+        least = self.policy.least_silos or LEAST_SILOS
+        secure = SecureSums(silos, least) if resolved_config.secure_aggregation else None
         remarks = (
+            None if secure is None else masked_line(secure.least),
             edge_weights_line,
             describe_weight_scale(resolved_config.edge_weights, silo.edge_weight),
             scale_line(resolved_config, silo.graph),
             # Sums of all silos, by which features may be standardized, are not known yet.
             None if FEATURES in specs else narrowing_line(silo, block, resolved_config.normalize),
         )
-        course, nodes, secure = Course(program), nodes_of(block), None
-        if resolved_config.secure_aggregation:
-            secure = SecureSums(silos, self.policy.least_silos or LEAST_SILOS)
+        course, nodes = Course(program), nodes_of(block)
         agreed = {"method": method.name, "rounds": resolved_config.rounds, "silos": silos}
         most_bytes = {row.name: row.whole.most for row in plan.sent}  # None: not known
         return Prepared(
@@ -423,6 +424,15 @@ class OwnData:
                 **mistake("unwritable-path", folder),
             ) from None
         self.report(Event(What.RESULT_STORED, self.silo.name, note=str(folder)))
+
+
+def masked_line(least: int) -> str:
+    """Return what secure aggregation changes of what a silo sends, for its people."""
+    return (
+        f"replies that are summed leave masked, 8 bytes for each number, and unmasked only as sums "
+        f"over at least {count_of(least, 'silo')}; rows of nodes and partial sums of rows do not; "
+        "sizes above are those of replies without masks"
+    )
 
 
 def nodes_of(block: ClientBlock) -> dict[str, int]:

@@ -46,10 +46,7 @@ class SummedCall:
         self._sum = ServerSum(self._about)
         self._meters: dict[str, Meter] = {}
         self._down: dict[Kind, dict[str, int]] = {Kind.KEYS: {}, Kind.SHARES: {}, Kind.MASKS: {}}
-        self._up: dict[Kind, dict[str, int]] = {
-            **{kind: {} for kind in self._down},
-            answer.kind: {},
-        }
+        self._up: dict[Kind, dict[str, int]] = {kind: {} for kind in (*self._down, answer.kind)}
 
     @property
     def threshold(self) -> int:
