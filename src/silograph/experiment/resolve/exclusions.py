@@ -797,6 +797,13 @@ def exclusions_of_model(
             f"{relevant:g}: no item would be relevant; lower it",
             ("dataset", "relevant"),
         )
+    shares = isinstance(model, RatingBiases | RatingProfiles) and model.shared != "none"
+    yield (
+        config.secure_aggregation and shares,
+        "expected model.shared=none for secure_aggregation, which does not cover sums of single "
+        "users and items: leave one of them out",
+        ("model.shared", "secure_aggregation"),
+    )
     reason = neighbors.why_not(model)
     yield (
         reason is not None,
