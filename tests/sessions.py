@@ -167,10 +167,15 @@ def session(
         ops,
         course_of(program),
         dtype=extent_of(block).dtype,
-        limits=Limits(least, seconds, patience, most_work=most_work or (lambda _: None)),
+        limits=Limits(
+            least,
+            seconds,
+            patience,
+            secure=secure is not None,
+            most_work=most_work or (lambda _: None),
+        ),
         returned=returned,
         nodes=reported,
-        secure=secure is not None,
     )
     return fed, links
 

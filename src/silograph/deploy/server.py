@@ -635,6 +635,7 @@ class ServerSession:
             patience=server_settings.rejoin,
             failures=MOST_FAILURES,
             update_norm=server_settings.update_norm,
+            secure=config.secure_aggregation,
             most_work=partial(most_work, config, method, method_config),
         )
         self._session = Session(
@@ -648,7 +649,6 @@ class ServerSession:
             returned=self._returned_peers,
             report=both(self._report, self._register.take),
             nodes=self._nodes,
-            secure=config.secure_aggregation,
         )
         session = self._session
         self._monitor.follow(lambda: session.ledger)

@@ -14,6 +14,7 @@ from silograph.core.config import make_config
 from silograph.core.errors import ConfigError, SilographError, canonical_name, lookup, mistake
 from silograph.core.files import describe_exposure
 from silograph.core.numeric_state import standard_numerics
+from silograph.core.resolved_config import ResolvedConfig
 from silograph.core.text import count_of
 from silograph.core.work import keep_freed_memory
 from silograph.deploy.allowed_code import AllowedCode, split_names
@@ -352,10 +353,9 @@ class OwnData:
         block = block.to(resolved.device, dtype)
         run = SiloRun(silo, resolved_config, method, method_config, block)
         specs = sum_specs(resolved_config, schema, method)
-        receiver, silos = self.server, resolved_config.clients
-        lines = lines_of(plan, resolved_config.rounds, audit.hello, receiver, silos, needs)
-        least = self.policy.least_silos or LEAST_SILOS
-        secure = SecureSums(silos, least) if resolved_config.secure_aggregation else None
+        silos = resolved_config.clients
+        lines = lines_of(plan, resolved_config.rounds, audit.hello, self.server, silos, needs)
+        secure = self.secure_sums(resolved_config)
         remarks = (
             None if secure is None else masked_line(secure.least),
             edge_weights_line,
@@ -365,8 +365,11 @@ class OwnData:
             None if FEATURES in specs else narrowing_line(silo, block, resolved_config.normalize),
         )
         course, nodes = Course(program), nodes_of(block)
-        agreed = {"method": method.name, "rounds": resolved_config.rounds, "silos": silos}
-        most_bytes = {row.name: row.whole.most for row in plan.sent}  # None: not known
+        agreed = {
+            **{"method": method.name, "rounds": resolved_config.rounds, "silos": silos},
+            "most_bytes": {row.name: row.whole.most for row in plan.sent},  # None: not known
+            "nodes": nodes,
+        }
         return Prepared(
             method_config,
             block,
@@ -376,12 +379,18 @@ class OwnData:
             note,
             partial(self.store_result, run),
             (*lines, *(line for line in remarks if line is not None)),
-            {**agreed, "most_bytes": most_bytes, "nodes": nodes},
+            agreed,
             resolved_config.method in needs,
             method.own_weights is not None,
             secure,
             BlockInState(block, silo, self.report_line) if specs else None,
         )
+
+    def secure_sums(self, config: ResolvedConfig) -> SecureSums | None:
+        """Return what the silo agrees to of secure aggregation, None for a run without it."""
+        if not config.secure_aggregation:
+            return None
+        return SecureSums(config.clients, self.policy.least_silos or LEAST_SILOS)
 
     def _make_block(self, silo: Silo, run: Resolved, dtype: torch.dtype) -> ClientBlock:
         """Return the silo's block; where biases are shared, with the tags of its users."""

@@ -367,6 +367,9 @@ def _one_form(field: StateField) -> Stacked | Ragged:
     return field.stacked() if isinstance(field, Patched) else field
 
 
+_Cost = tuple[np.ndarray, np.ndarray, Meter]  # bytes of replies and of their scores, and work
+
+
 class _CalledClients(NamedTuple):
     """The clients of one block that a call goes to.
 
@@ -505,7 +508,7 @@ class InProcess:
         fold = self._reduction(reduce, answer_envelope, len(positions), rows=rows)
         # 2. Run the op at each block. Clients with other fields in their state are called apart.
         replies: list[Payload] = []
-        costs: list[tuple[np.ndarray, np.ndarray, Meter]] = []
+        costs: list[_Cost] = []
         is_to_all = len(positions) == len(self.ids)
         targets = self._all_clients if is_to_all else self._select_clients(positions)
         for target in targets:
@@ -551,16 +554,9 @@ class InProcess:
             if fold is not None:
                 fold.add(reply, target.positions, state.holds)
             else:
-                self._check_single(reply, op, rows=rows)
-                replies.append(reply)
+                replies.append(self._checked_single(reply, op, rows=rows))
             del reply, parts  # `join` frees what it has copied
-        sizes, counts = (np.concatenate([cost[k] for cost in costs]) for k in (0, 1))
-        meters = [cost[2] for cost in costs]
-        if isinstance(fold, SecureFold):
-            names = [self.ids[position] for position in positions.tolist()]
-            self._account.up_summed(answer_envelope, positions, names, fold.size, meters)
-        else:
-            self._account.up(answer_envelope, positions, sizes, counts, meters)
+        self._record_replies(answer_envelope, positions, costs, fold)
         if fold is not None:
             return fold.result()
         if len(replies) > 1 or self._strict:
@@ -578,10 +574,27 @@ class InProcess:
             return None
         return Reduction(reduce, len(self.ids), compiled=self._compiled)
 
-    def _check_single(self, reply: Payload, op: Op, *, rows: bool) -> None:
-        """Raise `ProtocolError` where the server of secure sums would read single replies."""
+    def _checked_single(self, reply: Payload, op: Op, *, rows: bool) -> Payload:
+        """Return replies; raise `ProtocolError` where the server may learn sums only."""
         if self._secure and reply and not rows:
             weights_field(None, op.__name__)
+        return reply
+
+    def _record_replies(
+        self,
+        answer: Envelope,
+        positions: Tensor,
+        costs: Sequence[_Cost],
+        fold: Reduction | SecureFold | None,
+    ) -> None:
+        """Record the replies of a call in the ledger."""
+        meters = [meter for _, _, meter in costs]
+        if isinstance(fold, SecureFold):
+            names = [self.ids[position] for position in positions.tolist()]
+            self._account.up_summed(answer, positions, names, fold.size, meters)
+            return
+        sizes, counts = (np.concatenate([cost[k] for cost in costs]) for k in (0, 1))
+        self._account.up(answer, positions, sizes, counts, meters)
 
     def _send(
         self, op: Op, inbox: Payload, what: Kind, to: Sequence[str] | None

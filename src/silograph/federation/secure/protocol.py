@@ -80,7 +80,7 @@ class Dealt:
     """What a silo deals to one holder of its shares.
 
     Attributes:
-        sealed: both shares, which the holder alone can read.
+        sealed: both shares, which the recipient alone can read.
         mask_digest: of the share of its mask keys.
         own_digest: of the share of its own mask.
     """
@@ -229,17 +229,17 @@ class SiloSum:
         mask_shares = split_secret(self._mask_secret, self._threshold, points)
         own_shares = split_secret(self._own_secret, self._threshold, points)
         dealt = {}
-        for point, holder in enumerate(holders, 1):
+        for point, recipient in enumerate(holders, 1):
             pair = to_bytes(mask_shares[point]), to_bytes(own_shares[point])
-            if holder == self._name:
+            if recipient == self._name:
                 self._shares[self._name] = pair
                 digests = tuple(_digest(part, self._about) for part in pair)
-                dealt[holder] = Dealt(b"", *digests)
+                dealt[recipient] = Dealt(b"", *digests)
                 continue
-            context = _channel_context(self._about, self._name, holder)
-            key = derive_key(self._channel.agree(keys[holder].channel), context)
+            context = _channel_context(self._about, self._name, recipient)
+            key = derive_key(self._channel.agree(keys[recipient].channel), context)
             digests = tuple(_digest(part, self._about) for part in pair)
-            dealt[holder] = Dealt(seal(key, b"".join(pair), context), *digests)
+            dealt[recipient] = Dealt(seal(key, b"".join(pair), context), *digests)
         return dealt
 
     def mask(self, values: np.ndarray, dealt: Mapping[str, Dealt]) -> np.ndarray:
@@ -318,7 +318,7 @@ class ServerSum:
     Attributes:
         about: names the sum.
         keys: of the silos that take part, by name.
-        dealt: what each silo has dealt to each holder.
+        dealt: what each silo has dealt to each recipient.
         total: of the masked values so far.
         present: silos that sent masked values.
         revealed: shares by silo that revealed them.
@@ -417,10 +417,12 @@ class ServerSum:
             is_present = owner in self.present
             holders = sorted((owner, *partners[owner]))
             shares: dict[int, int] = {}
-            for point, holder in enumerate(holders, 1):
-                said = self.revealed.get(holder)
-                share = None if said is None else (said.own if is_present else said.mask).get(owner)
-                if share is not None and len(shares) < threshold:
+            for point, recipient in enumerate(holders, 1):
+                reply = self.revealed.get(recipient)
+                if reply is None or len(shares) == threshold:
+                    continue
+                share = (reply.own if is_present else reply.mask).get(owner)
+                if share is not None:
                     shares[point] = _read_share(share, owner)
             if not is_present and not set(partners[owner]) & set(self.present):
                 continue  # nobody who is present has masked with it

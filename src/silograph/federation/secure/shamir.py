@@ -53,12 +53,12 @@ def lagrange_coefficients(points: Sequence[int]) -> dict[int, int]:
     """Return by which number each share is multiplied, for their sum to be the secret."""
     coefficients = {}
     for own in points:
-        above, below = 1, 1
+        numerator, denominator = 1, 1
         for other in points:
             if other != own:
-                above = above * other % PRIME
-                below = below * (other - own) % PRIME
-        coefficients[own] = above * pow(below, -1, PRIME) % PRIME
+                numerator = numerator * other % PRIME
+                denominator = denominator * (other - own) % PRIME
+        coefficients[own] = numerator * pow(denominator, -1, PRIME) % PRIME
     return coefficients
 
 

@@ -81,7 +81,7 @@ def all_keys_payload(
     holders = holders_of(name, silos, about)
     return {
         "silos": Stacked(_bytes_field([names], len(names)).t[:, 0]),
-        "keys": _bytes_field([keys[holder].text for holder in holders], KEYS_BYTES),
+        "keys": _bytes_field([keys[recipient].text for recipient in holders], KEYS_BYTES),
     }
 
 
@@ -113,15 +113,15 @@ def dealt_payload(dealt: Mapping[str, Dealt]) -> dict[str, Stacked]:
 
 
 def read_dealt(payload: Payload, holders: Sequence[str]) -> dict[str, Dealt]:
-    """Return what a silo has dealt to each holder."""
+    """Return what a silo has dealt to each recipient."""
     rows = _read(payload, "shares", len(holders), DEALT_BYTES)
     return {h: _dealt_of(row.tobytes()) for h, row in zip(holders, rows, strict=True)}
 
 
 def shares_payload(dealt: Mapping[str, Dealt], holders: Sequence[str]) -> dict[str, Stacked]:
     """Return what others have dealt to a silo; `holders`: those of its own shares."""
-    flags = bytes(holder in dealt for holder in holders)
-    rows = [_dealt_row(dealt[holder]) for holder in holders if holder in dealt]
+    flags = bytes(recipient in dealt for recipient in holders)
+    rows = [_dealt_row(dealt[recipient]) for recipient in holders if recipient in dealt]
     return {
         "from": Stacked(_bytes_field([flags], len(flags)).t[:, 0]),
         "shares": _bytes_field(rows, DEALT_BYTES),
@@ -131,7 +131,7 @@ def shares_payload(dealt: Mapping[str, Dealt], holders: Sequence[str]) -> dict[s
 def read_shares(payload: Payload, holders: Sequence[str]) -> dict[str, Dealt]:
     """Return what others have dealt to a silo."""
     flags = _read(payload, "from", len(holders))
-    dealers = [holder for holder, flag in zip(holders, flags.tolist(), strict=True) if flag]
+    dealers = [recipient for recipient, flag in zip(holders, flags.tolist(), strict=True) if flag]
     return read_dealt(payload, dealers)
 
 
@@ -154,7 +154,7 @@ def request_payload(
 ) -> dict[str, Stacked]:
     """Return of which silos shares are asked for, and of which kind."""
     state = dict.fromkeys(present, PRESENT) | dict.fromkeys(vanished, VANISHED)
-    flags = bytes(state.get(holder, ABSENT) for holder in holders)
+    flags = bytes(state.get(recipient, ABSENT) for recipient in holders)
     return {"present": Stacked(_bytes_field([flags], len(flags)).t[:, 0])}
 
 
@@ -168,7 +168,7 @@ def read_request(payload: Payload, holders: Sequence[str]) -> tuple[list[str], l
 def revealed_payload(revealed: Revealed, holders: Sequence[str]) -> dict[str, Stacked]:
     """Return revealed shares as a field, with zeros for holders whose are not asked for."""
     shares = {**revealed.own, **revealed.mask}
-    rows = [shares.get(holder, bytes(SHARE_BYTES)) for holder in holders]
+    rows = [shares.get(recipient, bytes(SHARE_BYTES)) for recipient in holders]
     return {"shares": _bytes_field(rows, SHARE_BYTES)}
 
 

@@ -489,7 +489,6 @@ class Session:
         returned: the silos that attached again since it was last asked, ready for calls.
         report: told of what happens.
         nodes: of each silo, by TRAIN, VAL, TEST, ROWS and EDGES, as it has reported them.
-        secure: whether the server learns sums over silos only (`silograph.federation.secure`).
     """
 
     def __init__(
@@ -505,7 +504,6 @@ class Session:
         returned: Returned = dict,
         report: EventCallback = log_event,
         nodes: Mapping[str, Mapping[str, int]] = NO_NODES,
-        secure: bool = False,
     ) -> None:
         self.ids = tuple(peers)
         self.peers = dict(peers)  # those that are attached
@@ -519,7 +517,6 @@ class Session:
         self._failures = Failures(limits.failures)
         self._limits = limits
         self._compiled = compiled
-        self._secure = secure
         self._returned = returned
         self._report = report
         self._usual = UsualUpdates()
@@ -675,8 +672,9 @@ class Session:
             return longest_reply(agreed_call, request, self._extents[int(positions[place])])
 
         layout = self._layout_of_sum(agreed_call, reduce, op, len(positions), rows=rows)
-        by = None if layout is None else layout.by
-        called_peers = self._send(envelope, name, inbox, positions, key, most, rows=rows, by=by)
+        called_peers = self._send(
+            envelope, name, inbox, positions, key, most, rows=rows, by=layout and layout.by
+        )
         if layout is not None:
             return self._add_up(op, answer_envelope, layout, positions, called_peers)
 
@@ -722,7 +720,7 @@ class Session:
         self, call: Call, reduce: Reduce | None, op: Op, called: int, *, rows: bool
     ) -> Layout | None:
         """Return the layout of replies that are summed securely, None where none are."""
-        if not self._secure or rows or not call.reply_specs:
+        if not self._limits.secure or rows or not call.reply_specs:
             return None
         check_silos(called, op.__name__)
         by, dtype = weights_field(reduce, op.__name__), self._extents[0].dtype
