@@ -366,7 +366,9 @@ class OwnData:
         )
         course, nodes = Course(program), nodes_of(block)
         agreed = {
-            **{"method": method.name, "rounds": resolved_config.rounds, "silos": silos},
+            "method": method.name,
+            "rounds": resolved_config.rounds,
+            "silos": silos,
             "most_bytes": {row.name: row.whole.most for row in plan.sent},  # None: not known
             "nodes": nodes,
         }
@@ -387,10 +389,23 @@ class OwnData:
         )
 
     def secure_sums(self, config: ResolvedConfig) -> SecureSums | None:
-        """Return what the silo agrees to of secure aggregation, None for a run without it."""
+        """Return what the silo agrees to of secure aggregation, None for a run without it.
+
+        Raises:
+            ConfigError: its policy requires proofs of keys, for which it has no secret.
+        """
         if not config.secure_aggregation:
             return None
-        return SecureSums(config.clients, self.policy.least_silos or LEAST_SILOS)
+        is_required = self.policy.secure_aggregation == "require"
+        secret = common_secret(self.attendance.secret)
+        if secret is None and is_required:
+            raise ConfigError(
+                'expected a secret of all silos with secure_aggregation = "require", by which they '
+                "prove their keys to each other, got none: give its file as --secret",
+                **mistake("missing-option", "secret"),
+            )
+        least = self.policy.least_silos or LEAST_SILOS
+        return SecureSums(config.clients, least, secret, needs_proofs=is_required)
 
     def _make_block(self, silo: Silo, run: Resolved, dtype: torch.dtype) -> ClientBlock:
         """Return the silo's block; where biases are shared, with the tags of its users."""

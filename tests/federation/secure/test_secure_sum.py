@@ -6,8 +6,6 @@ The oracle is the plain sum modulo 2^64.
 import itertools
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
-from operator import add
 
 import numpy as np
 import pytest
@@ -18,10 +16,10 @@ from silograph.federation.secure.masks import expand_mask
 from silograph.federation.secure.partners import partners_of, topology_of
 from silograph.federation.secure.protocol import (
     Dealt,
+    Prover,
     PublicKeys,
     Revealed,
     ServerSum,
-    Signer,
     SiloSum,
     SumError,
 )
@@ -296,20 +294,29 @@ def test_keys_of_others_are_refused() -> None:
             silos["silo0"].share(change(keys), names)
 
 
-def test_keys_of_a_server_in_the_middle_are_noticed_where_silos_sign() -> None:
-    def verify(name: str, signature: bytes, text: bytes) -> bool:
-        return signature == name.encode() + text
-
+def test_keys_of_a_server_in_the_middle_are_noticed_where_silos_share_a_secret() -> None:
     names = names_of(3)
-    silos = {
-        name: SiloSum(name, ABOUT, signer=Signer(partial(add, name.encode()), verify))
-        for name in names
-    }
+
+    def silos_with(secret: bytes | None, run: bytes = b"run") -> dict[str, SiloSum]:
+        prover = Prover(secret, run, is_strict=True)
+        return {name: SiloSum(name, ABOUT, prover=prover) for name in names}
+
+    silos = silos_with(b"secret")
     keys = {name: silo.advertise() for name, silo in silos.items()}
     assert silos["silo0"].share(keys, names)
-    forged = replace(SiloSum("silo2", ABOUT).advertise(), signature=keys["silo2"].signature)
-    with raises_code(SumError, "secure-sum", silo="silo2"):
-        silos["silo1"].share({**keys, "silo2": forged}, names)
+    made_by_server = SiloSum("silo2", ABOUT).advertise()
+    forgeries = (
+        made_by_server,
+        replace(made_by_server, proof=keys["silo2"].proof),
+        replace(keys["silo2"], proof=keys["silo1"].proof),  # of another silo
+        silos_with(b"another secret")["silo2"].advertise(),
+        silos_with(b"secret", b"another run")["silo2"].advertise(),
+    )
+    for forged in forgeries:
+        silo = silos_with(b"secret")["silo1"]
+        own = {"silo0": keys["silo0"], "silo1": silo.advertise(), "silo2": forged}
+        with raises_code(SumError, "secure-sum", silo="silo2"):
+            silo.share(own, names)
 
 
 def test_a_holder_that_reveals_another_share_is_named() -> None:

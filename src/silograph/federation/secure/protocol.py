@@ -16,14 +16,15 @@ from 50 silos on (`silograph.federation.secure.partners`). For each sum:
 All secrets are drawn anew for each sum. A round that is done again takes fresh masks, and a silo
 takes each step of a sum once.
 
-The server is trusted to hand on public keys as they are, unless silos know each other's keys to
-verify signatures by (`Signer`). Beyond that it may lie: a threshold of two thirds means that two
+The server is trusted to hand on public keys as they are, unless silos share a secret to prove them
+by (`Prover`). Beyond that it may lie: a threshold of two thirds means that two
 different stories of who has vanished never reach enough holders of shares.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from hashlib import blake2b
+from hmac import compare_digest
 
 import numpy as np
 
@@ -46,6 +47,7 @@ from silograph.federation.secure.shamir import (
     split_secret,
     to_bytes,
 )
+from silograph.federation.secure.sizes import PROOF_BYTES
 from silograph.federation.secure.sums import SumError
 
 DIGEST_BYTES = 16
@@ -61,17 +63,17 @@ class PublicKeys:
         mask: for the masks of pairs, 32 bytes.
         channel: for sealed shares, 32 bytes.
         own_digest: of the secret of its own mask, by which the server notices wrong shares.
-        signature: of these by the silo's own key; empty where silos do not sign.
+        proof: that these are the silo's own; see `Prover`.
     """
 
     mask: bytes
     channel: bytes
     own_digest: bytes
-    signature: bytes = b""
+    proof: bytes = b""
 
     @property
     def text(self) -> bytes:
-        """What is signed."""
+        """What is proved."""
         return self.mask + self.channel + self.own_digest
 
 
@@ -124,22 +126,35 @@ def _own_mask(secret: int, size: int) -> np.ndarray:
     return expand_mask(derive_key(to_bytes(secret), b"own mask"), size)
 
 
-@dataclass(frozen=True)
-class Signer:
-    """How silos make sure that public keys are each other's.
+class Prover:
+    """Proves to silos that share a secret that public keys are a silo's own.
 
-    Attributes:
-        sign: returns the signature of a text.
-        verify: whether a signature of a text is that of a silo.
+    A proof is a keyed BLAKE2b of what the keys are for. The server does not know the secret, so it
+    can neither put keys of its own in place of a silo's nor invent a silo.
+
+    Args:
+        secret: of the silos; None: there is none, and no proof.
+        run: names the run, so that keys of another run prove nothing.
+        is_strict: whether keys without a proof are refused.
     """
 
-    sign: Callable[[bytes], bytes]
-    verify: Callable[[str, bytes, bytes], bool]
+    def __init__(self, secret: bytes | None, run: bytes, *, is_strict: bool) -> None:
+        self._key = None if secret is None else blake2b(secret, digest_size=64).digest()
+        self._run, self._is_strict = run, is_strict
+
+    def prove(self, about: bytes, name: str, keys: PublicKeys) -> bytes:
+        """Return the proof of a silo's keys for a sum, 32 bytes; zeros without a secret."""
+        if self._key is None:
+            return bytes(PROOF_BYTES)
+        parts = (b"silograph secure sum 1", self._run, about, name.encode(), keys.text)
+        return blake2b(b"\0".join(parts), digest_size=PROOF_BYTES, key=self._key).digest()
+
+    def accepts(self, about: bytes, name: str, keys: PublicKeys) -> bool:
+        """Whether keys are taken as those of a silo."""
+        return not self._is_strict or compare_digest(self.prove(about, name, keys), keys.proof)
 
 
-def signed_text(about: bytes, name: str, keys: PublicKeys) -> bytes:
-    """Return the text that a silo signs: valid for this sum and silo only."""
-    return b"silograph secure sum 1\0" + about + b"\0" + name.encode() + b"\0" + keys.text
+NO_PROVER = Prover(None, b"", is_strict=False)
 
 
 # --- At a silo -----------------------------------------------------------------------------------
@@ -152,7 +167,7 @@ class SiloSum:
         name: of the silo.
         about: names the sum: run, round and call.
         least: over at least so many silos it sums.
-        signer: signs and verifies public keys; None: they are taken as they come.
+        prover: proves public keys, and says whose are taken.
         draw: draws secrets.
     """
 
@@ -161,10 +176,10 @@ class SiloSum:
         name: str,
         about: bytes,
         least: int = 2,
-        signer: Signer | None = None,
+        prover: Prover = NO_PROVER,
         draw: Callable[[], int] = new_secret,
     ) -> None:
-        self._name, self._about, self._least, self._signer = name, about, max(least, 2), signer
+        self._name, self._about, self._least, self._prover = name, about, max(least, 2), prover
         self._mask_secret, self._own_secret = draw(), draw()
         self._mask_keys = KeyPair.from_secret(to_bytes(self._mask_secret))
         self._channel = KeyPair.from_secret(to_bytes(draw()))
@@ -189,9 +204,7 @@ class SiloSum:
         self._take("keys", ())
         digest = _digest(to_bytes(self._own_secret), self._about)
         keys = PublicKeys(self._mask_keys.public, self._channel.public, digest)
-        if self._signer is not None:
-            signature = self._signer.sign(signed_text(self._about, self._name, keys))
-            keys = PublicKeys(keys.mask, keys.channel, keys.own_digest, signature)
+        keys = replace(keys, proof=self._prover.prove(self._about, self._name, keys))
         self._own_keys = keys
         return keys
 
@@ -218,10 +231,10 @@ class SiloSum:
         if len(set(public)) < len(public) or any(len(key) != KEY_BYTES for key in public):
             raise SumError("expected different public keys from every silo, got one twice")
         for name, each in keys.items():
-            if self._signer is not None and name != self._name:
-                text = signed_text(self._about, name, each)
-                if not self._signer.verify(name, each.signature, text):
-                    raise SumError(f"expected keys that {name} has signed, got others", name)
+            if name != self._name and not self._prover.accepts(self._about, name, each):
+                raise SumError(
+                    f"expected keys that {name} has proved by the silos' secret, got others", name
+                )
         self._keys = dict(keys)
         holders = sorted((self._name, *self._partners))
         self._threshold = topology_of(len(silos)).threshold

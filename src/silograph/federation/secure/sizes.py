@@ -2,7 +2,7 @@
 
 | message | from | fields |
 |---|---|---|
-| keys | silo | `keys`: its two public keys and the digest of a secret, perhaps signed |
+| keys | silo | `keys`: its two public keys, the digest of a secret, and a proof of these |
 | keys | server | `silos`: names of all; `keys`: those of the silo and its partners |
 | shares | silo | `shares`: sealed ones for each holder, and their digests |
 | shares | server | `from`: who has dealt; `shares`: for this silo |
@@ -22,7 +22,7 @@ from silograph.federation.secure.partners import topology_of
 
 MASKED = "masked"  # the field with a masked vector
 KEYS_BYTES = 32 + 32 + 16  # of the keys of a silo
-SIGNATURE_BYTES = 64
+PROOF_BYTES = 32  # that they are its own; zeros where it has no secret with the others
 DEALT_BYTES = 64 + 16 + 16 + 16  # of shares for one holder: two shares, their seal, two digests
 SHARE_BYTES = 32
 
@@ -52,9 +52,10 @@ class SumSizes:
         holders = partners + 1
         number = torch.zeros((), dtype=torch.int64)
         self.masked = self._size({MASKED: Stacked(number.expand(1, values))})
-        self.keys_up = self._size({"keys": bytes_field(KEYS_BYTES)})
+        key_bytes = KEYS_BYTES + PROOF_BYTES
+        self.keys_up = self._size({"keys": bytes_field(key_bytes)})
         listed = bytes_field(len(names_as_bytes(names)))
-        self.keys_down = self._size({"silos": listed, "keys": bytes_field(holders, KEYS_BYTES)})
+        self.keys_down = self._size({"silos": listed, "keys": bytes_field(holders, key_bytes)})
         self.shares_up = self._size({"shares": bytes_field(holders, DEALT_BYTES)})
         dealt = bytes_field(partners, DEALT_BYTES)
         self.shares_down = self._size({"from": bytes_field(holders), "shares": dealt})

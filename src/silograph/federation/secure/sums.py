@@ -40,10 +40,15 @@ class SecureSums:
     Attributes:
         silos: of the run.
         least: over so many a sum must be.
+        secret: that silos share and the server does not know, by which they prove that public keys
+            are theirs; None: they cannot.
+        needs_proofs: whether the silo takes no keys without.
     """
 
     silos: int
     least: int
+    secret: bytes | None = None
+    needs_proofs: bool = False
 
 
 @dataclass(frozen=True)

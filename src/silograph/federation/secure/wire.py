@@ -23,6 +23,7 @@ from silograph.federation.secure.sizes import (
     DEALT_BYTES,
     KEYS_BYTES,
     MASKED,
+    PROOF_BYTES,
     SHARE_BYTES,
     names_as_bytes,
 )
@@ -61,16 +62,21 @@ def _read(payload: Payload, name: str, *shape: int | None) -> np.ndarray:
 
 def keys_payload(keys: PublicKeys) -> dict[str, Stacked]:
     """Return a silo's public keys as fields."""
-    return {"keys": Stacked(_bytes_field([keys.text], len(keys.text)).t[:, 0])}
+    row = _key_row(keys)
+    return {"keys": Stacked(_bytes_field([row], len(row)).t[:, 0])}
 
 
 def read_keys(payload: Payload) -> PublicKeys:
     """Return a silo's public keys."""
-    return _keys_of(_read(payload, "keys", KEYS_BYTES).tobytes())
+    return _keys_of(_read(payload, "keys", KEYS_BYTES + PROOF_BYTES).tobytes())
 
 
-def _keys_of(text: bytes) -> PublicKeys:
-    return PublicKeys(text[:32], text[32:64], text[64:KEYS_BYTES])
+def _key_row(keys: PublicKeys) -> bytes:
+    return keys.text + keys.proof
+
+
+def _keys_of(row: bytes) -> PublicKeys:
+    return PublicKeys(row[:32], row[32:64], row[64:KEYS_BYTES], row[KEYS_BYTES:])
 
 
 def all_keys_payload(
@@ -81,7 +87,9 @@ def all_keys_payload(
     holders = holders_of(name, silos, about)
     return {
         "silos": Stacked(_bytes_field([names], len(names)).t[:, 0]),
-        "keys": _bytes_field([keys[recipient].text for recipient in holders], KEYS_BYTES),
+        "keys": _bytes_field(
+            [_key_row(keys[recipient]) for recipient in holders], KEYS_BYTES + PROOF_BYTES
+        ),
     }
 
 
@@ -94,7 +102,7 @@ def read_all_keys(
     except UnicodeDecodeError:
         raise SumError("expected names of silos in a secure sum, got other bytes") from None
     holders = holders_of(name, silos, about)
-    rows = _read(payload, "keys", len(holders), KEYS_BYTES)
+    rows = _read(payload, "keys", len(holders), KEYS_BYTES + PROOF_BYTES)
     return silos, {h: _keys_of(row.tobytes()) for h, row in zip(holders, rows, strict=True)}
 
 

@@ -13,7 +13,7 @@ from silograph.core.errors import ProtocolError, mistake
 from silograph.core.kinds import Kind
 from silograph.core.payload import Payload
 from silograph.federation.frame import Envelope
-from silograph.federation.secure.protocol import SiloSum
+from silograph.federation.secure.protocol import Prover, SiloSum
 from silograph.federation.secure.sums import SecureSums, layout_of_reply, vector_of
 from silograph.federation.secure.wire import (
     dealt_payload,
@@ -44,19 +44,21 @@ class SummedReply:
         reply: as the op has returned it, checked.
         by: field with the weights of a mean; "" of a sum.
         sums: what was agreed.
+        run: names the run.
 
     Raises:
         ProtocolError: values beyond the bounds of fixed point.
     """
 
     def __init__(
-        self, name: str, envelope: Envelope, reply: Payload, by: str, sums: SecureSums
+        self, name: str, envelope: Envelope, reply: Payload, by: str, sums: SecureSums, run: bytes
     ) -> None:
         layout = layout_of_reply(reply, envelope.kind, by, sums.silos)
         self._name, self._envelope = name, envelope
         self._about = name_of_sum(envelope)
         self._values: np.ndarray = vector_of(reply, 0, layout)
-        self._sum = SiloSum(name, self._about, sums.least)
+        prover = Prover(sums.secret, run, is_strict=sums.needs_proofs)
+        self._sum = SiloSum(name, self._about, sums.least, prover)
         self._holders: list[str] = []
 
     def keys(self) -> tuple[Envelope, Payload]:
