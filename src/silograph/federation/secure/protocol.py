@@ -32,8 +32,8 @@ from silograph.federation.secure.masks import (
     KEY_BYTES,
     SEAL_BYTES,
     KeyPair,
+    add_mask,
     derive_key,
-    expand_mask,
     seal,
     unseal,
 )
@@ -110,20 +110,17 @@ def _channel_context(about: bytes, sender: str, receiver: str) -> bytes:
     return b"\0".join((b"shares", about, sender.encode(), receiver.encode()))
 
 
-def _pair_mask(
-    keys: KeyPair, other: bytes, about: bytes, own: str, name: str, size: int
-) -> np.ndarray:
-    """Return what silo `own` adds for its pair with `name`: the mask, or the mask negated."""
+def _add_pair_mask(
+    total: np.ndarray, keys: KeyPair, other: bytes, about: bytes, own: str, name: str
+) -> None:
+    """Add what silo `own` adds for its pair with `name`, in place: the mask, or it negated."""
     first, second = sorted((own, name))
-    seed = derive_key(
-        keys.agree(other), b"\0".join((b"pair", about, first.encode(), second.encode()))
-    )
-    mask = expand_mask(seed, size)
-    return mask if own == first else np.negative(mask)
+    context = b"\0".join((b"pair", about, first.encode(), second.encode()))
+    add_mask(total, derive_key(keys.agree(other), context), subtract=own != first)
 
 
-def _own_mask(secret: int, size: int) -> np.ndarray:
-    return expand_mask(derive_key(to_bytes(secret), b"own mask"), size)
+def _own_seed(secret: int) -> bytes:
+    return derive_key(to_bytes(secret), b"own mask")
 
 
 class Prover:
@@ -186,6 +183,7 @@ class SiloSum:
         self._steps: list[str] = []
         self._keys: Mapping[str, PublicKeys] = {}
         self._shares: dict[str, tuple[bytes, bytes]] = {}  # by whose they are: mask keys, own mask
+        self._channel_secrets: dict[str, bytes] = {}  # by partner
         self._partners: tuple[str, ...] = ()
         self._threshold = 0
         self._masked_with: tuple[str, ...] = ()
@@ -250,7 +248,8 @@ class SiloSum:
                 dealt[recipient] = Dealt(b"", *digests)
                 continue
             context = _channel_context(self._about, self._name, recipient)
-            key = derive_key(self._channel.agree(keys[recipient].channel), context)
+            self._channel_secrets[recipient] = self._channel.agree(keys[recipient].channel)
+            key = derive_key(self._channel_secrets[recipient], context)
             digests = tuple(_digest(part, self._about) for part in pair)
             dealt[recipient] = Dealt(seal(key, b"".join(pair), context), *digests)
         return dealt
@@ -275,7 +274,7 @@ class SiloSum:
         for name, part in dealt.items():
             context = _channel_context(self._about, name, self._name)
             try:
-                key = derive_key(self._channel.agree(self._keys[name].channel), context)
+                key = derive_key(self._channel_secrets[name], context)
                 text = unseal(key, part.sealed, context)
             except ValueError:
                 raise SumError(
@@ -288,11 +287,11 @@ class SiloSum:
                 )
             self._shares[name] = pair
         self._masked_with = tuple(name for name in self._partners if name in dealt)
-        total: np.ndarray = values.astype(np.uint64) + _own_mask(self._own_secret, len(values))
+        total: np.ndarray = values.astype(np.uint64)  # a copy
+        add_mask(total, _own_seed(self._own_secret))
         for name in self._masked_with:
-            total += _pair_mask(
-                self._mask_keys, self._keys[name].mask, self._about, self._name, name, len(values)
-            )
+            other = self._keys[name].mask
+            _add_pair_mask(total, self._mask_keys, other, self._about, self._name, name)
         return total
 
     def reveal(self, present: Collection[str], vanished: Collection[str]) -> Revealed:
@@ -425,7 +424,6 @@ class ServerSum:
         total, threshold = self.total.copy(), topology_of(len(self.silos)).threshold
         partners = self.partners
         coefficients: dict[tuple[int, ...], dict[int, int]] = {}
-        size = len(total)
         for owner in self.dealt:
             is_present = owner in self.present
             holders = sorted((owner, *partners[owner]))
@@ -451,14 +449,14 @@ class ServerSum:
             if is_present:
                 if _digest(to_bytes(secret), self.about) != self.keys[owner].own_digest:
                     raise SumError(f"expected shares of its secret from {owner}, got others", owner)
-                total -= _own_mask(secret, size)
+                add_mask(total, _own_seed(secret), subtract=True)
                 continue
             pair = KeyPair.from_secret(to_bytes(secret))
             if pair.public != self.keys[owner].mask:
                 raise SumError(f"expected shares of its secret from {owner}, got others", owner)
             for name in partners[owner]:
                 if name in self.present:  # its mask with the silo that vanished is left over
-                    total += _pair_mask(pair, self.keys[name].mask, self.about, owner, name, size)
+                    _add_pair_mask(total, pair, self.keys[name].mask, self.about, owner, name)
         return total
 
 
