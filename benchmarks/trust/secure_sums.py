@@ -70,6 +70,20 @@ def bytes_around(result: Result, number: int) -> int:
     return sum(int(r.bytes.sum()) for r in records if r.what in kinds)
 
 
+def accuracy_of(result: Result) -> float:
+    """Return the test accuracy of the server's model."""
+    assert result.test.server is not None
+    return float(result.test.server["accuracy"] or 0)
+
+
+def difference_of(one: Result, other: Result) -> float:
+    """Return the largest difference of two models' weights."""
+    assert one.model is not None
+    assert other.model is not None
+    a, b = one.model.weights, other.model.weights
+    return max(float((a[name] - b[name]).abs().max()) for name in a)
+
+
 def simulated(graph: Graph, rounds: int, times: int) -> None:
     """Compare rounds in one process."""
     for clients in SILOS:
@@ -94,12 +108,9 @@ def simulated(graph: Graph, rounds: int, times: int) -> None:
             bytes_up_plain=bytes_up(plain, 2) // clients,
             bytes_up_secure=bytes_up(masked, 2) // clients,
             bytes_around=bytes_around(masked, 2) // clients,
-            accuracy_plain=plain.test.server.accuracy,
-            accuracy_secure=masked.test.server.accuracy,
-            largest_difference=max(
-                float((plain.model.weights[n] - masked.model.weights[n]).abs().max())
-                for n in plain.model.weights
-            ),
+            accuracy_plain=accuracy_of(plain),
+            accuracy_secure=accuracy_of(masked),
+            largest_difference=difference_of(plain, masked),
         )
 
 
@@ -184,8 +195,8 @@ def sessions(graph: Graph, rounds: int, times: int) -> None:
         bytes_up_plain=bytes_up(plain, 2) // 10,
         bytes_up_secure=bytes_up(masked, 2) // 10,
         bytes_around=bytes_around(masked, 2) // 10,
-        accuracy_plain=plain.test.server.accuracy,
-        accuracy_secure=masked.test.server.accuracy,
+        accuracy_plain=accuracy_of(plain),
+        accuracy_secure=accuracy_of(masked),
     )
 
 

@@ -12,7 +12,7 @@ import torch
 
 import silograph as sg
 from mistakes import raises_code
-from runs import FAST, MakeGraph, go, outcome, rows_of, run_until, same_bits, weights_of
+from runs import FAST, MakeGraph, go, of, outcome, rows_of, run_until, same_bits, weights_of
 from silograph.core.config import make_config
 from silograph.core.errors import ConfigError, ProtocolError
 from silograph.core.key import Key
@@ -48,7 +48,7 @@ def test_a_secure_run_is_the_plain_one_to_rounding(method: str, make_graph: Make
     graph, options = make_graph(60), {"method": method, "kernels": "torch", **METHODS[method]}
     plain, secure = go(graph, **options), go(graph, **(options | SECURE))
     for name, w in (weights_of(plain) or {}).items():
-        torch.testing.assert_close(weights_of(secure)[name], w, rtol=0, atol=TOLERANCE)  # type: ignore[index]
+        torch.testing.assert_close(of(secure)[name], w, rtol=0, atol=TOLERANCE)
     for ours, theirs in zip(secure.rounds, plain.rounds, strict=True):
         assert ours["train_loss"] == pytest.approx(theirs["train_loss"], abs=TOLERANCE)
         for name in ours.keys() & theirs.keys():
@@ -105,8 +105,10 @@ def test_the_ledger_counts_what_masks_take(make_graph: MakeGraph) -> None:
     """Weights go up as 8 bytes a value; keys, shares and masks are kinds of their own."""
     secure = go(make_graph(60), **SECURE, rounds=1)
     records = [r for r in secure.ledger.records if r.round == 1 and r.step == 1]
-    values = sum(w.numel() for w in weights_of(secure).values()) + 2  # type: ignore[union-attr]
-    sizes = SumSizes("train", secure.ledger and [f"client_{i}" for i in range(4)], values)
+    values = sum(w.numel() for w in of(secure).values()) + 2  # with `nodes` and `loss`
+    sizes = SumSizes(
+        "train", prepare(make_config(FAST | SECURE), make_graph(60)).federation.ids, values
+    )
     by = {(r.what, r.direction): r.bytes.tolist() for r in records}
     assert by[Kind.WEIGHTS, "up"] == [sizes.masked] * 4
     assert by[Kind.KEYS, "up"] == [sizes.keys_up] * 4

@@ -21,7 +21,6 @@ from silograph.federation.secure.protocol import (
     Revealed,
     ServerSum,
     SiloSum,
-    SumError,
 )
 from silograph.federation.secure.shamir import (
     PRIME,
@@ -31,6 +30,7 @@ from silograph.federation.secure.shamir import (
     split_secret,
     to_bytes,
 )
+from silograph.federation.secure.sums import SumError
 
 ABOUT = b"run 1, round 1, call 1"
 SIZE = 5

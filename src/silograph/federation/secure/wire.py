@@ -17,7 +17,6 @@ from silograph.federation.secure.protocol import (
     Dealt,
     PublicKeys,
     Revealed,
-    SumError,
 )
 from silograph.federation.secure.sizes import (
     DEALT_BYTES,
@@ -27,6 +26,7 @@ from silograph.federation.secure.sizes import (
     SHARE_BYTES,
     names_as_bytes,
 )
+from silograph.federation.secure.sums import SumError
 
 ABSENT, PRESENT, VANISHED = 0, 1, 2
 MOST_SILOS = 10**5
@@ -154,7 +154,7 @@ def read_masked(payload: Payload, size: int) -> np.ndarray:
     is_whole = isinstance(field, Stacked) and len(payload) == 1
     if not is_whole or field.t.dtype is not torch.int64 or field.t.shape != (1, size):  # type: ignore[union-attr]
         raise SumError(f"expected {size} masked values, got something else")
-    return field.t[0].numpy().view(np.uint64)  # type: ignore[union-attr,no-any-return]
+    return field.t[0].numpy().view(np.uint64)  # type: ignore[union-attr]
 
 
 def request_payload(

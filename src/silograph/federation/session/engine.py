@@ -673,7 +673,14 @@ class Session:
 
         layout = self._layout_of_sum(agreed_call, reduce, op, len(positions), rows=rows)
         called_peers = self._send(
-            envelope, name, inbox, positions, key, most, rows=rows, by=layout and layout.by
+            envelope,
+            name,
+            inbox,
+            positions,
+            key,
+            most,
+            rows=rows,
+            by=None if layout is None else layout.by,
         )
         if layout is not None:
             return self._add_up(op, answer_envelope, layout, positions, called_peers)
