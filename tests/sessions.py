@@ -132,7 +132,8 @@ def worker_of(
     device, course = torch.device("cpu"), course_of(program)
     prepared = Prepared(cfg, block, device, course, sends_rows=rows, secure=secure)
     store = StateStore() if store is None else store
-    return Responder(TOKEN, ops, BlockHolder(prepared), store, name=block.ids[0])
+    name = None if secure is None else block.ids[0]
+    return Responder(TOKEN, ops, BlockHolder(prepared), store, name=name)
 
 
 def session(
