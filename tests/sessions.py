@@ -19,6 +19,7 @@ from silograph.federation.base import Op
 from silograph.federation.field_specs import Extent, extent_of
 from silograph.federation.matching import Disagreement, Hello
 from silograph.federation.program import Call, Course, Program, Steps
+from silograph.federation.secure.sums import SecureSums
 from silograph.federation.session import engine
 from silograph.federation.session.audit import RunAudit
 from silograph.federation.session.engine import Session
@@ -125,11 +126,14 @@ def worker_of(
     program: Program | None = None,
     *,
     rows: bool = True,
+    secure: SecureSums | None = None,
 ) -> Responder:
     """Return a silo's worker; without a program it does whatever it is asked."""
-    prepared = Prepared(cfg, block, torch.device("cpu"), course_of(program), sends_rows=rows)
-    holder = BlockHolder(prepared)
-    return Responder(TOKEN, ops, holder, StateStore() if store is None else store)
+    device, course = torch.device("cpu"), course_of(program)
+    prepared = Prepared(cfg, block, device, course, sends_rows=rows, secure=secure)
+    store = StateStore() if store is None else store
+    name = None if secure is None else block.ids[0]
+    return Responder(TOKEN, ops, BlockHolder(prepared), store, name=name)
 
 
 def session(
@@ -144,11 +148,13 @@ def session(
     seconds: float | None = None,
     program: Program | None = None,
     most_work: Callable[[Mapping[str, int]], WorkBound | None] | None = None,
+    secure: SecureSums | None = None,
 ) -> tuple[Session, dict[str, DirectLink]]:
     """Return a session of workers, one for each client of the block, and their links."""
+    own_blocks = [block.take(torch.tensor([c])) for c in range(block.num_clients)]
     links = {
-        name: DirectLink(worker_of(block.take(torch.tensor([c])), cfg, ops, program=program))
-        for c, name in enumerate(block.ids)
+        name: DirectLink(worker_of(own, cfg, ops, program=program, secure=secure))
+        for name, own in zip(block.ids, own_blocks, strict=True)
     }
     peers = {name: Peer(name, link, TOKEN) for name, link in links.items()}
     for peer in peers.values():
@@ -162,7 +168,13 @@ def session(
         ops,
         course_of(program),
         dtype=extent_of(block).dtype,
-        limits=Limits(least, seconds, patience, most_work=most_work or (lambda _: None)),
+        limits=Limits(
+            least,
+            seconds,
+            patience,
+            secure=secure is not None,
+            most_work=most_work or (lambda _: None),
+        ),
         returned=returned,
         nodes=reported,
     )

@@ -99,6 +99,7 @@ FLAGS: dict[str, tuple[list[str], str, Any]] = {
     "keep_optimizer": (["--no-keep-optimizer"], "keep_optimizer = false", False),
     "weights_as": (["--weights-as", "int8"], 'weights_as = "int8"', "int8"),
     "weight_rows": (["--weight-rows", "used"], 'weight_rows = "used"', "used"),
+    "secure_aggregation": (["--secure-aggregation"], "secure_aggregation = true", True),
     "eval_every": (["--eval-every", "10"], "eval_every = 10", 10),
     "patience": (["--patience", "5"], "patience = 5", 5),
     "target": (["--target", "accuracy=0.8"], 'target = "accuracy=0.8"', "accuracy=0.8"),
@@ -185,6 +186,7 @@ def test_the_set_of_flags() -> None:
         "--no-residual",
         "--no-local-bias",
         "--no-feature-drift",
+        "--no-secure-aggregation",
         "--no-strict",
     }
     cut = {"--" + name.replace("_", "-") for name in CUT_FIELDS if name != "options"}

@@ -89,6 +89,7 @@ FIELDS: dict[str, st.SearchStrategy[Any]] = {
     "keep_optimizer": st.none() | st.booleans(),
     "weights_as": st.sampled_from(["exact", "float16", "int8", "int4"]),
     "weight_rows": st.sampled_from(["all", "used"]),
+    "secure_aggregation": st.booleans(),
     "patience": st.none() | COUNTS,
     "class_weight": st.sampled_from([None, "balanced", '{"a": 2.0}']),
     "threshold": st.sampled_from([None, "f1", "recall@fpr=0.01", "cost=1:20"]),

@@ -53,6 +53,7 @@ from silograph.federation.check import check_fields
 from silograph.federation.checkpoint import CheckpointFolder
 from silograph.federation.matching import Hello, SiloFacts, match
 from silograph.federation.program import Program
+from silograph.federation.secure.protocol import SiloSum
 from silograph.federation.session.engine import Failures
 from silograph.federation.session.peer import LostError
 from silograph.federation.session.silo_data import SendingBounds
@@ -513,6 +514,11 @@ WORDING: list[tuple[str, Callable[..., object], str]] = [
         lambda: SendingBounds(most_repeats=1).check_repeats(2),
         "expected at most 1 round to be done again in a run (most_repeats of this silo's policy), "
         "got one more: the silo leaves the run",
+    ),
+    (
+        "secure-sum",
+        lambda: SiloSum("west", b"sum").share({}, ["west", "east"]),
+        "expected each step of a secure sum once and in order, got shares after none",
     ),
 ]
 

@@ -163,6 +163,14 @@ def test_no_policy_is_what_held_before() -> None:
             "2: raise most_runs_of_server there, or leave the run",
         ),
         (
+            {"secure_aggregation": "require"},
+            {},
+            {},
+            "expected secure aggregation by this silo's policy.toml, got a run without it: let the "
+            "server run with --secure-aggregation, or leave secure_aggregation out there, or leave "
+            "the run",
+        ),
+        (
             {"least_silos": 5},
             {},
             {},

@@ -330,6 +330,12 @@ class RunConfig:
         "rows of the first weights that travel: all, or those of features that occur at the "
         "client, which shows the server which these are",
     )
+    secure_aggregation: bool = setting(
+        "Training",
+        False,
+        "the server learns sums over clients only, of weights, gradients and counts, which clients "
+        "mask (methods that need no reply of a single client)",
+    )
     metric: str | None = setting(
         "Results",
         None,

@@ -70,6 +70,7 @@ CODES: Mapping[str, tuple[str, ...]] = {
     "field-out-of-bounds": ("field", "where"),
     "call-not-agreed": ("round",),
     "refused-by-policy": ("rule",),
+    "secure-sum": ("silo",),
     # The classes' own.
     "silograph": (),
     "system": (),

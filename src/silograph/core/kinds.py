@@ -23,3 +23,5 @@ class Kind(StrEnum):
     SHARES = "shares"
     CONTROL = "control"
     OPTIMIZER = "optimizer"  # carried by no message: a part of the work at clients
+    KEYS = "keys"  # of secure sums, as SHARES and MASKS: what unmasks them
+    MASKS = "masks"

@@ -66,6 +66,7 @@ class ResolvedConfig:
     class_weight: str | None
     weights_as: Literal["exact", "float16", "int8", "int4"]
     weight_rows: Literal["all", "used"]
+    secure_aggregation: bool
     metric: str
     positive: str | None
     threshold: str | None

@@ -86,6 +86,8 @@ class SiloPolicy:
         code: digests of users' code that may run here, by name.
         evaluate_clients: `participants`: the silo scores no model of a round that it does not train
             from, but for the last and the best one; `all` sets no limit.
+        secure_aggregation: `require`: the silo takes part in runs with secure aggregation only, and
+            masks sums over at least `least_silos`; `any` sets no limit.
         rows: how many nodes and silos contribute to each exchanged row, at least.
     """
 
@@ -100,6 +102,7 @@ class SiloPolicy:
     evaluation: EvaluationLevel = "histograms"
     evaluation_min_count: Repeats | None = None
     evaluate_clients: Literal["all", "participants"] | None = None
+    secure_aggregation: Literal["any", "require"] | None = None
     code: Mapping[str, str] | None = None
     rows: RowRules = field(default_factory=RowRules)
 
@@ -174,6 +177,13 @@ def _broken_rules(policy: SiloPolicy, run: ProposedRun) -> Iterator[ConfigError]
             f"{config.clients}",
             "lower least_silos there",
         )
+    if policy.secure_aggregation == "require" and not config.secure_aggregation:
+        yield _refusal(
+            "secure_aggregation",
+            "secure aggregation",
+            "a run without it",
+            "let the server run with --secure-aggregation, or leave secure_aggregation out there",
+        )
     for name, minimum, run_minimum in (
         ("nodes", policy.rows.min_nodes, config.min_nodes_per_row),
         ("silos", policy.rows.min_silos, config.min_silos_per_row),
@@ -188,7 +198,8 @@ def _broken_rules(policy: SiloPolicy, run: ProposedRun) -> Iterator[ConfigError]
             )
     min_count = policy.evaluation_min_count or 0
     sends_counts = policy.evaluation != "none" or config.feature_drift
-    if config.evaluation_min_count < min_count and sends_counts:
+    shows_counts = sends_counts and not config.secure_aggregation  # of this silo alone
+    if config.evaluation_min_count < min_count and shows_counts:
         yield _refusal(
             "evaluation_min_count",
             f"at least {count_of(min_count, 'node')} behind each count of an evaluation or of "
@@ -380,6 +391,11 @@ most_runs_of_server = 10
 
 # Least number of silos in a run. The server says how many: a silo cannot count the others.
 least_silos = 3
+
+# With "require" the silo takes part only where its replies are masked (--secure-aggregation), and
+# makes sure by itself that each sum is over at least least_silos; all silos need one secret file.
+# "any" sets no limit.
+secure_aggregation = "any"
 
 # What the server gets when models are evaluated on this silo's validation and test nodes: "none"
 # (the silo evaluates for itself, its figures stay in its own result), "counts" (right and wrong

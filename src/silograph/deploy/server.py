@@ -497,6 +497,8 @@ def with_min_count(config: RunConfig) -> RunConfig:
     """Return the config with the least count of real silos, unless it has one of its own."""
     if config.evaluation_min_count is not None:
         return config
+    if config.secure_aggregation:  # no count of one silo is shown
+        return replace(config, evaluation_min_count=0)
     return replace(config, evaluation_min_count=EVALUATION_MIN_COUNT)
 
 
@@ -514,7 +516,8 @@ def with_evaluate_clients(config: RunConfig) -> RunConfig:
     """Return the config with `evaluate_clients`: `participants` where the method allows it."""
     if config.evaluate_clients is not None:
         return config
-    by_participants = can_score_participants(choose(config))
+    parts = choose(config)
+    by_participants = not config.secure_aggregation and can_score_participants(config, parts)
     return replace(config, evaluate_clients="participants" if by_participants else "all")
 
 
@@ -529,7 +532,7 @@ def check_run(config: RunConfig, server_settings: ServerSettings | None = None) 
     resolved = resolve_without_data(at_silos, device="cpu")
     if server_settings is not None and resolved is not None:
         program = program_of(resolved.config, resolved.schema, method, resolved.method_config)
-        check_update_norm(server_settings, program, config.method)
+        check_update_norm(server_settings, program, config.method, secure=config.secure_aggregation)
 
 
 def reason_of(error: BaseException) -> str:
@@ -638,7 +641,7 @@ class ServerSession:
         program = program_of(
             config, schema, method, method_config, hand_over=server_settings.hand_over
         )
-        check_update_norm(server_settings, program, config.method)
+        check_update_norm(server_settings, program, config.method, secure=config.secure_aggregation)
         ops = server_ops(program)
         code = code_digests_for_silos(config, program)
         self._start = start_facts(config, schema, code, hand_over=server_settings.hand_over)
@@ -651,6 +654,7 @@ class ServerSession:
             patience=server_settings.rejoin,
             failures=MOST_FAILURES,
             update_norm=server_settings.update_norm,
+            secure=config.secure_aggregation,
             most_work=partial(most_work, config, method, method_config),
         )
         self._session = Session(
@@ -790,6 +794,9 @@ class ServerSession:
     def _record_node_counts(self, name: str, body: bytes | memoryview) -> None:
         """Remember how many nodes a silo has; raise `ConfigError` where it reported others."""
         earlier_counts = self._nodes.get(name)
+        if self._config.secure_aggregation:  # silos do not tell
+            self._nodes[name] = {}
+            return
         self._nodes[name] = read_nodes(body, earlier_counts, self._judged)
         if earlier_counts is None:
             line = f"{name} has {describe_nodes(self._nodes[name], self._judged)}"

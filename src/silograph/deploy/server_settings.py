@@ -235,10 +235,18 @@ def _check_seconds(server_settings: ServerSettings) -> None:
         )
 
 
-def check_update_norm(server_settings: ServerSettings, program: Program, method: str) -> None:
+def check_update_norm(
+    server_settings: ServerSettings, program: Program, method: str, *, secure: bool = False
+) -> None:
     """Raise `ConfigError` for a bound of updates in a run whose updates nobody can measure."""
     if server_settings.update_norm is None:
         return
+    if secure:
+        raise ConfigError(
+            "expected no --max-update-norm with secure_aggregation, whose server sees no update of "
+            "a single silo: leave one of them out",
+            **mistake("conflicting-options", ["max_update_norm", "secure_aggregation"]),
+        )
     calls = [
         c for c in calls_of(program.round(1)) if any(n.startswith(WEIGHTS) for n in c.reply_specs)
     ]

@@ -15,6 +15,7 @@ from silograph.core.config import make_config
 from silograph.core.errors import ConfigError, SilographError, canonical_name, lookup, mistake
 from silograph.core.files import describe_exposure
 from silograph.core.numeric_state import standard_numerics
+from silograph.core.resolved_config import ResolvedConfig
 from silograph.core.text import count_of
 from silograph.core.work import keep_freed_memory
 from silograph.deploy.allowed_code import AllowedCode, split_names
@@ -63,6 +64,7 @@ from silograph.federation.program import (
     received_sizes,
     sent_sizes,
 )
+from silograph.federation.secure.sums import LEAST_SILOS, SecureSums
 from silograph.federation.session.audit import Audit, RunAudit, digest_of, open_audit
 from silograph.federation.session.events import Event, EventCallback, What, log_event
 from silograph.federation.session.responder import Responder
@@ -352,9 +354,11 @@ class OwnData:
         block = block.to(resolved.device, dtype)
         run = SiloRun(silo, resolved_config, method, method_config, block)
         specs = sum_specs(resolved_config, schema, method)
-        receiver, silos = self.server, resolved_config.clients
-        lines = lines_of(plan, resolved_config.rounds, audit.hello, receiver, silos, needs)
+        silos = resolved_config.clients
+        lines = lines_of(plan, resolved_config.rounds, audit.hello, self.server, silos, needs)
+        secure = self.secure_sums(resolved_config)
         remarks = (
+            None if secure is None else masked_line(secure.least),
             edge_weights_line,
             describe_weight_scale(resolved_config.edge_weights, silo.edge_weight),
             scale_line(resolved_config, silo.graph),
@@ -362,22 +366,47 @@ class OwnData:
             None if FEATURES in specs else narrowing_line(silo, block, resolved_config.normalize),
         )
         course, nodes = Course(program), nodes_of(block)
-        agreed = {"method": method.name, "rounds": resolved_config.rounds, "silos": silos}
-        most_bytes = {row.name: row.whole.most for row in plan.sent}  # None: not known
+        agreed = {
+            "method": method.name,
+            "rounds": resolved_config.rounds,
+            "silos": silos,
+            "most_bytes": {row.name: row.whole.most for row in plan.sent},  # None: not known
+            "nodes": nodes,
+        }
         return Prepared(
             method_config,
             block,
             resolved.device,
             course,
-            nodes,
+            nodes if secure is None else {},  # which the server would learn
             note,
             partial(self.store_result, run),
             (*lines, *(line for line in remarks if line is not None)),
-            {**agreed, "most_bytes": most_bytes, "nodes": nodes},
+            agreed,
             resolved_config.method in needs,
             method.own_weights is not None,
+            secure,
             BlockInState(block, silo, self.report_line) if specs else None,
         )
+
+    def secure_sums(self, config: ResolvedConfig) -> SecureSums | None:
+        """Return what the silo agrees to of secure aggregation, None for a run without it.
+
+        Raises:
+            ConfigError: its policy requires proofs of keys, for which it has no secret.
+        """
+        if not config.secure_aggregation:
+            return None
+        is_required = self.policy.secure_aggregation == "require"
+        secret = common_secret(self.attendance.secret)
+        if secret is None and is_required:
+            raise ConfigError(
+                'expected a secret of all silos with secure_aggregation = "require", by which they '
+                "prove their keys to each other, got none: give its file as --secret",
+                **mistake("missing-option", "secret"),
+            )
+        least = self.policy.least_silos or LEAST_SILOS
+        return SecureSums(config.clients, least, secret, needs_proofs=is_required)
 
     def _make_block(self, silo: Silo, run: Resolved, dtype: torch.dtype) -> ClientBlock:
         """Return the silo's block; where biases are shared, with the tags of its users."""
@@ -420,6 +449,15 @@ class OwnData:
                 **mistake("unwritable-path", folder),
             ) from None
         self.report(Event(What.RESULT_STORED, self.silo.name, note=str(folder)))
+
+
+def masked_line(least: int) -> str:
+    """Return what secure aggregation changes of what a silo sends, for its people."""
+    return (
+        f"replies that are summed leave masked, 8 bytes for each number, and unmasked only as sums "
+        f"over at least {count_of(least, 'silo')}; rows of nodes and partial sums of rows do not; "
+        "sizes above are those of replies without masks"
+    )
 
 
 def nodes_of(block: ClientBlock) -> dict[str, int]:

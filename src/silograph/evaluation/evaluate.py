@@ -25,6 +25,7 @@ from silograph.core.errors import ProtocolError
 from silograph.core.key import Key
 from silograph.core.kinds import Kind
 from silograph.core.payload import (
+    Field,
     Payload,
     Ragged,
     Stacked,
@@ -37,7 +38,7 @@ from silograph.exchange.collect import local_graph
 from silograph.exchange.passes import divisible, end, logits_of, predict_steps
 from silograph.exchange.passes import predict as predict_together
 from silograph.exchange.sent_weights import decode_weights
-from silograph.federation.base import Federation, Op, positions_of
+from silograph.federation.base import Federation, Op, Sum, positions_of
 from silograph.federation.field_specs import JUDGED, TEST, VAL, FieldSpec, FieldSpecs
 from silograph.federation.program import Call, Maybe, Steps
 from silograph.graph.block.block import ClientBlock
@@ -143,11 +144,11 @@ def stored_ranking_counts(state: State, block: ClientBlock, model_name: Whose) -
 
 
 def with_rankings(
-    fed: Federation, counts: Mapping[str, Tensor], model_name: Whose, key: Key
+    fed: Federation, counts: Mapping[str, Tensor], model_name: Whose, key: Key, rules: CountRules
 ) -> dict[str, Tensor]:
     """Call for the counts of rankings and return them together with `counts`."""
     op = rank_server if model_name == "server" else rank_own
-    reply = fed.call(op, {}, what=Kind.EVALUATION, key=key)
+    reply = call_for_tallies(fed, op, {}, key, rules)
     return {**counts, **{name: field.t for name, field in reply.items()}}
 
 
@@ -306,6 +307,17 @@ def tally_by_client(rows: JudgedRows, rules: CountRules) -> dict[str, Tensor]:
     return counts_to_send(counts, rows.task, rules) if rules.withholds else counts
 
 
+def call_for_tallies(
+    fed: Federation, op: Op, inbox: Payload, key: Key, rules: CountRules
+) -> dict[str, Field]:
+    """Return the counts that all clients report, (C, ...); (1, ...) where `rules` sum them."""
+    reduce = Sum() if rules.summed else None
+    reply = fed.call(op, inbox, what=Kind.EVALUATION, key=key, reduce=reduce)
+    if reduce is None:
+        return dict(reply)
+    return {name: Stacked(field.t[None]) for name, field in reply.items()}
+
+
 def call_for_counts(
     fed: Federation, judge: Op, inbox: Payload, key: Key, rules: CountRules
 ) -> dict[str, Tensor]:
@@ -313,7 +325,7 @@ def call_for_counts(
 
     `rules`: what the replies hold.
     """
-    reply = fed.call(judge, inbox, what=Kind.EVALUATION, key=key)
+    reply = call_for_tallies(fed, judge, inbox, key, rules)
     return sum_histograms({name: field.t for name, field in reply.items()}, rules)
 
 

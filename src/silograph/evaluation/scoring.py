@@ -60,7 +60,7 @@ from silograph.exchange.passes import (
 )
 from silograph.exchange.passes import predict as predict_together
 from silograph.exchange.pull import Fetch, finish_alone
-from silograph.federation.base import Federation
+from silograph.federation.base import Federation, Sum
 from silograph.federation.field_specs import BOUNDARY, SLOTS, FieldSpec, FieldSpecs
 from silograph.federation.messages import Empty
 from silograph.federation.ops import ClientOp, Clients, op
@@ -236,9 +236,8 @@ class HaloFrom:
             predict_together(fed, staged, tensors_under("weights", inbox), key, finish_alone)
             return call_for_counts(fed, judge_left, {}, key, rules)
         context = prediction(staged, key)
-        context.call(
-            fed, self._begin, StartOfPass(tensors_under("weights", inbox), torch.tensor(False))
-        )
+        start = StartOfPass(tensors_under("weights", inbox), torch.tensor(False))
+        context.call(fed, self._begin, start, Sum())  # counts that nobody reads
         for stage in at_sums(context)[self.layer :]:
             cross(fed, BOUNDARY_ROWS, stage)
         return call_for_counts(fed, judge_left, {}, key, rules)

@@ -384,15 +384,23 @@ def tell_disagreement(
 AGREEMENT = tell_edges, compare_edges, tell_disagreement
 
 
-def agree_on_edges(fed: Federation, key: Key) -> None:
+def agree_on_edges(fed: Federation, key: Key, *, summed: bool = False) -> None:
     """Check that as many cross-client edges end at each boundary row as its owner knows.
+
+    Args:
+        fed: the federation.
+        key: of the calls; nothing is drawn.
+        summed: whether the server learns sums over clients only.
 
     Raises:
         DataError: a client whose neighbors do not agree.
     """
     relay_sum(fed, tell_edges, compare_edges, what=Kind.HALO_KEYS, key=key)
-    reply = CallContext(None, key).call(fed, tell_disagreement, Empty())
-    for name, count in zip(fed.ids, reply["wrong"].t.tolist(), strict=True):
+    reduce = Sum() if summed else None
+    reply = CallContext(None, key).call(fed, tell_disagreement, Empty(), reduce)
+    counts = {"all clients": int(reply["wrong"].t)} if summed else {}
+    counts = counts or dict(zip(fed.ids, reply["wrong"].t.tolist(), strict=True))
+    for name, count in counts.items():
         if count:
             raise DataError(
                 f"expected both owners of a cross-client edge to know of it, got {count} nodes of "

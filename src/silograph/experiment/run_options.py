@@ -178,6 +178,9 @@ class StudyOptions(TypedDict, total=False):
     weight_rows: Literal["all", "used"]
     """rows of the first weights that travel: all, or those of features that occur at the client,
     which shows the server which these are"""
+    secure_aggregation: bool
+    """the server learns sums over clients only, of weights, gradients and counts, which clients
+    mask (methods that need no reply of a single client)"""
     positive: str | None
     """of two classes the one that average precision, precision and recall, calibration and
     decisions are of (default: the second)"""

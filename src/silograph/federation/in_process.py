@@ -68,6 +68,7 @@ from silograph.federation.frame import (
     frame_sizes,
 )
 from silograph.federation.ledger import Account, Ledger, Record
+from silograph.federation.secure.sums import SecureFold, weights_field
 from silograph.graph.block.block import ClientBlock, Route
 
 # --- Blocks of called clients, cached for later calls to the same clients ------------------------
@@ -586,6 +587,7 @@ class InProcess:
         compiled: fold replies with the compiled kernel, to the same bits.
         single_client_only: whether ops are written for one client: blocks then run them by
             `per_client`.
+        secure: whether the server learns sums over clients only (`silograph.federation.secure`).
 
     Attributes:
         ids: names of the clients.
@@ -605,10 +607,11 @@ class InProcess:
         strict: bool = False,
         compiled: bool = False,
         single_client_only: bool = False,
+        secure: bool = False,
     ) -> None:
         self.ids, self.route, self.away = clients.ids, route, tuple[str, ...]()
         self.left_out, self.remembered = dict[str, str](), dict[str, Any]()
-        self._strict, self._compiled = strict, compiled
+        self._strict, self._compiled, self._secure = strict, compiled, secure
         all_positions = torch.arange(clients.num_clients)
         members = all_positions.split(block_size)
         self._starts = torch.tensor([0, *itertools.accumulate(map(len, members))])
@@ -681,10 +684,10 @@ class InProcess:
     ) -> Payload:
         """Run `op` at the clients `to`; see `Federation.call`."""
         del allow_missing  # clients of this process are never away
-        fold = None if reduce is None else Reduction(reduce, len(self.ids), compiled=self._compiled)
         # 1. Send the inbox.
         envelope, positions, inbox = self._send(op, inbox, what, to)
         answer_envelope = replace(envelope, kind=op.__dict__.get("reply_kind", what))
+        fold = self._reduction(reduce, answer_envelope, len(positions), rows=rows)
         takes_rows = rows or (fold is not None and fold.takes_rows)
         op_call = OpCall(op, envelope, answer_envelope, key, takes_rows)
         # 2. Run the op at each block, count what it costs, and fold its reply.
@@ -700,17 +703,48 @@ class InProcess:
             if fold is not None:
                 fold.add(reply, target.positions, state.holds)
             else:
-                replies.append(reply)
+                replies.append(self._checked_single(reply, op, rows=rows))
             del reply  # `join` frees what it has copied
         # 3. Record the costs.
-        sizes, counts = (np.concatenate([cost[k] for cost in costs]) for k in (0, 1))
-        works = [cost.work for cost in costs]
-        self._account.up(answer_envelope, positions, sizes, counts, works)
+        self._record_replies(answer_envelope, positions, costs, fold)
         if fold is not None:
             return fold.result()
         if len(replies) > 1 or self._strict:
             return join(replies)
         return _detach_from_state(replies[0], state)
+
+    def _reduction(
+        self, reduce: Reduce | None, answer: Envelope, called: int, *, rows: bool
+    ) -> Reduction | SecureFold | None:
+        """Return what folds the replies of a call to so many clients; None: nothing does."""
+        if self._secure and not rows and reduce is not None:
+            clients = len(self.ids)
+            return SecureFold(reduce, answer.op, answer.kind, clients=clients, called=called)
+        if reduce is None:
+            return None
+        return Reduction(reduce, len(self.ids), compiled=self._compiled)
+
+    def _checked_single(self, reply: Payload, op: Op, *, rows: bool) -> Payload:
+        """Return replies; raise `ProtocolError` where the server may learn sums only."""
+        if self._secure and reply and not rows:
+            weights_field(None, op.__name__)
+        return reply
+
+    def _record_replies(
+        self,
+        answer: Envelope,
+        positions: Tensor,
+        costs: Sequence[ReplyCost],
+        fold: Reduction | SecureFold | None,
+    ) -> None:
+        """Record the replies of a call in the ledger."""
+        works = [cost.work for cost in costs]
+        if isinstance(fold, SecureFold):
+            names = [self.ids[position] for position in positions.tolist()]
+            self._account.up_summed(answer, positions, names, fold.size, works)
+            return
+        sizes, counts = (np.concatenate([cost[k] for cost in costs]) for k in (0, 1))
+        self._account.up(answer, positions, sizes, counts, works)
 
     def _send(
         self, op: Op, inbox: Payload, what: Kind, to: Sequence[str] | None

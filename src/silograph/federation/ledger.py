@@ -14,7 +14,7 @@ import itertools
 import json
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -24,6 +24,7 @@ from silograph.core.errors import CheckpointError
 from silograph.core.kinds import Kind
 from silograph.core.work import WorkTotals
 from silograph.federation.frame import Envelope
+from silograph.federation.secure.sizes import SumSizes
 
 Direction = Literal["down", "up"]
 
@@ -360,3 +361,37 @@ class Account:
             parts = [work.parts.get(kind, np.zeros(len(work.own))) for work in works]
             size = counts if kind == Kind.EVALUATION else np.zeros(clients.shape, np.int64)
             self.ledger.append(Record(*call, kind, "up", clients, size, np.concatenate(parts)))
+
+    def up_summed(
+        self,
+        envelope: Envelope,
+        positions: Tensor,
+        names: Sequence[str],
+        values: int,
+        works: Sequence[WorkTotals],
+    ) -> None:
+        """Record the messages of a secure sum in which nobody vanishes.
+
+        Args:
+            envelope: of the replies.
+            positions: (k,) of the clients.
+            names: theirs.
+            values: of each reply.
+            works: of runs of clients, in their order.
+        """
+        sizes, count = SumSizes(envelope.op, names, values), len(names)
+        none = np.zeros(count, dtype=np.int64)
+        self.up(envelope, positions, sizes.of_each(sizes.masked, count), none, works)
+        for kind, down, up in (
+            (Kind.KEYS, sizes.keys_down, sizes.keys_up),
+            (Kind.SHARES, sizes.shares_down, sizes.shares_up),
+            (Kind.MASKS, sizes.masks_down, sizes.masks_up),
+        ):
+            self.down(replace(envelope, kind=kind), positions, sizes.of_each(down, count))
+            self.answered(replace(envelope, kind=kind), positions, sizes.of_each(up, count))
+
+    def answered(self, envelope: Envelope, positions: Tensor, sizes: np.ndarray) -> None:
+        """Record frames sent by the clients at `positions` (k,) that took no work of theirs."""
+        clients = positions.numpy()
+        about = envelope.round, envelope.step, envelope.op, envelope.kind
+        self.ledger.append(Record(*about, "up", clients, sizes, np.zeros(clients.shape)))

@@ -468,6 +468,8 @@ class Method(Generic[Options]):
         makes_edges: whether clients train on edges besides those of the data, which have no
             weights.
         ratings: whether it can train models of ratings of users and items; see `trains_ratings`.
+        only_sums: whether the server needs no reply of a single client, besides rows that it hands
+            on: what runs with secure aggregation.
         deviation: returns in one line how a run with these options is not what the paper has; None:
             it is. Listings show it for the defaults, and runs and comparisons for theirs.
         note: returns one line about a whole run, from the options and the values of each fact in
@@ -497,6 +499,7 @@ class Method(Generic[Options]):
     scores_on_receipt: bool | None = None
     makes_edges: bool = False
     ratings: bool = True
+    only_sums: bool = False
     deviation: Callable[[Options], str | None] = no_deviation
     note: Callable[[Options, Mapping[str, Sequence[float]]], str | None] | None = None
     facts: Mapping[str, str] = field(default_factory=dict)

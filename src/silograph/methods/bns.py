@@ -161,4 +161,5 @@ BNS = Method(
     evaluate=AllSilos(),
     needs=Needs(keep_optimizer=True),
     rows="single",
+    only_sums=True,
 )

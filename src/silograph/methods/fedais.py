@@ -1393,6 +1393,7 @@ FEDAIS: Method[FedAISOptions] = Method(
             "(benchmarks/fedais/server_step.md)"
         ),
     ),
+    only_sums=True,
 )
 
 

@@ -92,6 +92,7 @@ FEDAVG: AnyMethod = Method(
     aggregates=True,
     server_step=True,
     weighs_classes=True,
+    only_sums=True,
 )
 
 FEDOPT: AnyMethod = dataclasses.replace(

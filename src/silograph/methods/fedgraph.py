@@ -1162,4 +1162,5 @@ FEDGRAPH: Method[FedGraphOptions] = Method(
     rows="single",
     ratings=False,
     deviation=deviation_of,
+    only_sums=True,
 )

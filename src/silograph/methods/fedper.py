@@ -273,4 +273,5 @@ FEDPER = Method(
         ),
     ),
     own_weights=own_weights,
+    only_sums=True,
 )

@@ -642,6 +642,7 @@ FEDSAGEPLUS: Method[FedSageOptions] = Method(
             "with the same steps has 69.4 (benchmarks/defaults/beside_fedopt.md)"
         ),
     ),
+    only_sums=True,
 )
 
 FEDSAGE_LOCAL = preset(

@@ -74,7 +74,7 @@ def start_together(server: Server, weights: Params) -> ServerState:
         DataError: owners disagree on an edge.
     """
     server.call(start, Empty())
-    agree_on_edges(server.fed, server.key)
+    agree_on_edges(server.fed, server.key, summed=server.cfg.count_rules.summed)
     return ServerState(weights, {})
 
 

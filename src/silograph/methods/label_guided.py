@@ -503,4 +503,5 @@ LABEL_GUIDED = Method(
         "rows_left_out": "Rows that clients left out, since they are of too few nodes.",
         "rows_withheld": "Sums that the server did not send on, since too few silos are in them.",
     },
+    only_sums=True,
 )

@@ -122,4 +122,5 @@ LLCG = Method(
             of="labels of nodes",
         ),
     ),
+    only_sums=True,
 )

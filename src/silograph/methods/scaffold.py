@@ -229,4 +229,5 @@ SCAFFOLD = Method(
             of="labels of nodes",
         ),
     ),
+    only_sums=True,
 )

@@ -19,7 +19,16 @@ from silograph.core.errors import ConfigError, mistake
 from silograph.core.key import Key
 from silograph.core.kinds import Kind
 from silograph.core.numeric_state import standard_numerics
-from silograph.core.payload import Payload, Ragged, Shared, State, dense, owners, with_prefix
+from silograph.core.payload import (
+    Payload,
+    Ragged,
+    Shared,
+    Stacked,
+    State,
+    dense,
+    owners,
+    with_prefix,
+)
 from silograph.core.resolved_config import training_key
 from silograph.evaluation.evaluate import own_counts, server_counts
 from silograph.exchange.collect import collect
@@ -66,11 +75,14 @@ class RecordingFederation:
         fed: the engine.
         calls: all calls, in order.
         blocks: the silos' own data, by which attacks are judged; no server has them.
+        secure: whether the server sees sums of replies only: those are written down as the reply
+            of one silo, that of all together.
     """
 
     fed: Federation
     calls: list[SeenCall] = field(default_factory=list)
     blocks: list[ClientBlock] = field(default_factory=list)
+    secure: bool = False
 
     @property
     def ids(self) -> tuple[str, ...]:
@@ -109,7 +121,23 @@ class RecordingFederation:
             self.blocks[:] = [block]
             return state, reply
 
-        return self.fed.call(record_and_call, inbox, **call_options)
+        result = self.fed.call(record_and_call, inbox, **call_options)
+        if self.secure and not call_options.get("rows", False):
+            sums = {n: Stacked(f.t[None]) for n, f in result.items() if isinstance(f, Shared)}
+            self.calls[-1] = replace(self.calls[-1], reply=sums)
+        return result
+
+
+def _recording(setup: Setup) -> RecordingFederation:
+    return RecordingFederation(setup.federation, secure=setup.config.secure_aggregation)
+
+
+def seen_apart(setup: Setup, block: ClientBlock) -> Tensor:
+    """Return the offsets of the nodes whose replies the server can tell apart, (G + 1,) int64.
+
+    Those of each silo; with secure aggregation all nodes together.
+    """
+    return block.off[[0, -1]] if setup.config.secure_aggregation else block.off
 
 
 def _copy_inbox(inbox: Payload) -> Payload:
@@ -119,7 +147,7 @@ def _copy_inbox(inbox: Payload) -> Payload:
 
 def record_server_view(setup: Setup, rounds: int) -> RecordingFederation:
     """Train some rounds of a run and score the last, and return what its server saw."""
-    fed, key = RecordingFederation(setup.federation), training_key(setup.config)
+    fed, key = _recording(setup), training_key(setup.config)
     method, cfg = setup.method, setup.method_config
     knobs = {k.name: k.constant(k.start, len(fed.ids)) for k in method.needs.knobs(cfg.options)}
     cfg = replace(cfg, knobs=knobs)
@@ -527,10 +555,11 @@ def attack_first_weights(
         return []
     idle = idle.reshape(sent_weights[first_map(setup)].shape)
     occurs = occurring_features(dense(calls[0].reply[name]), idle)
-    support = (features(block) != 0).split(block.off.diff().tolist())
+    off = seen_apart(setup, block)
+    support = (features(block) != 0).split(off.diff().tolist())
     is_present = torch.stack([part.any(0) for part in support])
     is_exact = [bool((part == own).all(1).any()) for part, own in zip(support, occurs, strict=True)]
-    trains = block.num_train > 0
+    trains = torch.tensor([bool(block.split.train[rows].any()) for rows in _runs(off)])
     attack, num_true = "see which first weights moved", int((occurs & is_present).sum())
     return [
         Finding(
@@ -566,7 +595,7 @@ def attack_with_crafted_weights(setup: Setup, block: ClientBlock) -> list[Findin
     inputs = first_inputs(setup, block)
     sums = inputs.sum(1)
     weights = craft_weights(first_weights(setup), float(sums.mean()), float(sums.std()))
-    fed, key = RecordingFederation(setup.federation), Key.of(setup.config.seed).fold("attack")
+    fed, key = _recording(setup), Key.of(setup.config.seed).fold("attack")
     setup.method.init(fed, cfg, weights, key)
     fed.call(
         train, shared("weights", weights), what=Kind.WEIGHTS, key=key, reduce=WeightedMean("nodes")
@@ -574,8 +603,8 @@ def attack_with_crafted_weights(setup: Setup, block: ClientBlock) -> list[Findin
     after = {name: dense(fed.calls[-1].reply[f"weights/{name}"]) for name in names}
     rows = single_rows(weights_without_gradient(weights, cfg.optimizer, 1), after)
     hits = [
-        same_up_to_scale(rows[c], inputs[block.off[c] : block.off[c + 1]], 1e-3)
-        for c in range(block.num_clients)
+        same_up_to_scale(rows[group], inputs[nodes], 1e-3)
+        for group, nodes in enumerate(_runs(seen_apart(setup, block)))
     ]
     hit = torch.cat(hits)[block.split.train]
     what = "what enters the first layer at training nodes, to 1e-3"
@@ -648,7 +677,7 @@ def evaluation_findings(setup: Setup, block: ClientBlock) -> list[Finding]:
 
 
 def _scored(setup: Setup, key: Key) -> "ScoredNodes":
-    fed = RecordingFederation(setup.federation)
+    fed = _recording(setup)
     setup.method.init(fed, setup.method_config, first_weights(setup), key)
     return ScoredNodes(fed, key, setup.method_config.count_rules)
 
@@ -676,7 +705,8 @@ def _labels(setup: Setup, block: ClientBlock) -> list[Finding]:
     key = Key.of(setup.config.seed).fold("attack labels")
     cfg, silos = setup.method_config, _scored(setup, key)
     test = block.split.test.nonzero()[:, 0]
-    y, client = block.y[test], block.client[test]
+    y, off = block.y[test], seen_apart(setup, block)
+    client = torch.bucketize(test, off[1:], right=True)
     replies_and_bins = []
     for call in range(LABEL_CALLS):
         weights = dict(cfg.model.init_weights(key.fold("call", call), first_dtype(setup)))
@@ -754,7 +784,8 @@ def _features(setup: Setup, block: ClientBlock) -> list[Finding]:
     if setup.config.model != "mlp" or not bool((inputs != 0).any()):
         return []  # sums over neighbors have features of many nodes
     entry = float(inputs[inputs != 0].abs().median())  # the server knows such data
-    silo = int(block.count(block.split.test).argmax())
+    test, groups = block.split.test, _runs(seen_apart(setup, block))
+    silo = max(range(len(groups)), key=lambda group: int(test[groups[group]].sum()))
     trials = []
     for trial in range(TRIALS):
         u = key.fold("trial", trial).matrix(inputs.shape[1], 1)[:, 0] - 0.5
@@ -762,7 +793,8 @@ def _features(setup: Setup, block: ClientBlock) -> list[Finding]:
         top, second = highest(silos.reply(linear_score_weights(setup, u)), silo)
         trials.append((score_at(top) - score_at(second), u, top))
     gap, u, top = max(trials, key=lambda trial: trial[0])
-    rows = block.split.test & (block.client == silo)
+    rows = torch.zeros_like(test)
+    rows[groups[silo]] = test[groups[silo]]
     scores = cfg.backend.predict(cfg.model, linear_score_weights(setup, u), block)[:, 0]
     order = scores.masked_fill(~rows, -torch.inf).argsort(descending=True)
     target = int(order[cfg.count_rules.min_count // 2])  # in the middle of the highest group

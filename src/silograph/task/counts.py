@@ -74,11 +74,13 @@ class CountRules:
             round, or stop, by the AUC.
         level: what a silo's policy lets leave: histograms and counts, counts only, or nothing.
             Zeros stand for the rest.
+        summed: whether the server learns the sums over all clients only.
     """
 
     min_count: int = 0
     val_histogram: bool = False
     level: EvaluationLevel = "histograms"
+    summed: bool = False
 
     @property
     def withholds(self) -> bool:

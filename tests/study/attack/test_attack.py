@@ -275,3 +275,17 @@ def test_attacks_look_for_ops_that_exist() -> None:
         if getattr(value, "__module__", "") == home.__name__
     }
     assert {*FORWARD, *BACKWARD, "passes.begin"} <= ops
+
+
+def test_secure_aggregation_leaves_attacks_the_sums_of_all_silos(make_graph: MakeGraph) -> None:
+    """What is told of single silos is gone; what sums tell stays, of all silos together."""
+    options: dict[str, Any] = {"method": "fedopt", "hidden": 64, "lr": 0.1, "local_epochs": 1}
+    plain = found(make_graph, **options)
+    secure = found(make_graph, **options, secure_aggregation=True)
+    assert plain.keys() == secure.keys()
+    silos, rows = "silos of which a node's features are seen", "what enters the first layer"
+    silos, rows = (
+        next(name for name in plain if name.startswith(start)) for start in (silos, rows)
+    )
+    assert (plain[silos].of, secure[silos].of) == (4, 1)
+    assert secure[rows].share < plain[rows].share

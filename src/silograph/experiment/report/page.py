@@ -131,6 +131,7 @@ def applies(run: RunRecord, name: str, value: Any) -> bool:
         "min_silos_per_row": value != 1,
         "weights_as": value != "exact",
         "weight_rows": value != "all",
+        "secure_aggregation": bool(value),
         "largest_component": run.cut is not None,
         "drop_edges": run.cut is not None,
         "local_bias": run.cut is not None,

@@ -625,6 +625,8 @@ def exclusions_of_parts(
         "the server cannot know what becomes of the rows that a client does not use",
         ("weight_rows", "keep_optimizer", "batch_size", "collect"),
     )
+    if config.secure_aggregation:
+        yield from _exclusions_of_secure_sums(config, parts, is_plain=is_plain)
     # Features that are made.
     yield (
         config.features == "degree" and config.normalize == "row",
@@ -643,6 +645,62 @@ def exclusions_of_parts(
         f"expected no drop_edges with features {config.features}, got {config.drop_edges}: a "
         "silo cannot count edges that it has lost; use constant, or leave drop_edges out",
         ("features", "drop_edges"),
+    )
+
+
+def _exclusions_of_secure_sums(
+    config: RunConfig, parts: Parts, *, is_plain: bool
+) -> Iterator[Exclusion]:
+    """Yield what needs replies of single clients, or sums in an order."""
+    method, selector, what = parts.method.part, parts.selector.part, "secure_aggregation"
+    yield (
+        not method.only_sums or method.setting.uncut,
+        f"expected a method whose server needs sums over clients only for {what}, got "
+        f"{method.name}: use one of "
+        f"{methods_that(lambda m: m.only_sums and not m.setting.uncut)}, or one of your own with "
+        "only_sums=True",
+        ("method", what),
+    )
+    yield (
+        selector.on_receipt or (selector.observe is not None and selector is not ROUND_ROBIN),
+        f"expected a selector that learns nothing of single clients for {what}, got "
+        f"{selector.name}: use uniform, round_robin or all",
+        ("selector", what),
+    )
+    yield (
+        parts.aggregator.part is not MEAN,
+        f"expected aggregator=mean for {what}, got {parts.aggregator.part.name}, which needs the "
+        "weights of single clients: leave one of them out",
+        ("aggregator", what),
+    )
+    yield (
+        not is_plain,
+        f"expected weights_as=exact and weight_rows=all for {what}, whose sums are of one form, "
+        f"got weights_as={config.weights_as} weight_rows={config.weight_rows}: leave them out",
+        ("weights_as", "weight_rows", what),
+    )
+    for name, is_given in (
+        ("normalize", config.normalize == "standard"),
+        ("edge_weights", config.edge_weights == "scale"),
+        ("feature_drift", config.feature_drift),
+    ):
+        yield (
+            is_given,
+            f"expected no {name}={getattr(config, name)} for {what}, which does not cover it: "
+            f"leave {name} out"
+            + (", or use standard_client or row" if name == "normalize" else ""),
+            (name, what),
+        )
+    yield (
+        (config.evaluation_min_count or 0) > 1,
+        f"expected evaluation_min_count=0 for {what}, which shows no count of a single client, got "
+        f"{config.evaluation_min_count}: set it to 0",
+        ("evaluation_min_count", what),
+    )
+    yield (
+        config.evaluate_clients == "participants",
+        f"expected evaluate_clients=all for {what}, got participants: leave it out",
+        ("evaluate_clients", what),
     )
 
 
@@ -739,6 +797,13 @@ def exclusions_of_model(
             f"{relevant:g}: no item would be relevant; lower it",
             ("dataset", "relevant"),
         )
+    shares = isinstance(model, RatingBiases | RatingProfiles) and model.shared != "none"
+    yield (
+        config.secure_aggregation and shares,
+        "expected model.shared=none for secure_aggregation, which does not cover sums of single "
+        "users and items: leave one of them out",
+        ("model.shared", "secure_aggregation"),
+    )
     reason = neighbors.why_not(model)
     yield (
         reason is not None,

@@ -241,6 +241,12 @@ def num_workers(config: RunConfig | ResolvedConfig) -> int | None:
             "or use device=cpu",
             **mistake("conflicting-options", ["device", "workers"]),
         )
+    if (is_ray or workers not in (None, 1)) and config.secure_aggregation:
+        raise ConfigError(
+            "expected a run without workers for secure_aggregation, as masked replies are summed "
+            "in one process: leave engine and workers out, or secure_aggregation",
+            **mistake("conflicting-options", ["secure_aggregation", "workers"]),
+        )
     if isinstance(workers, int):
         return workers
     if is_ray:
@@ -437,11 +443,12 @@ def resolve(
         participation=selector.options.participation if selector.part is UNIFORM else 1.0,
         selector=config.selector,
         selector_has_budget=has_selection_limits(selector.options),
-        score_on_receipt="all" if scores_on_receipt(parts) else score_on_receipt,
+        score_on_receipt="all" if scores_on_receipt(user_config, parts) else score_on_receipt,
         scored_every=0 if selector.part.on_receipt else user_config.eval_every,
         count_rules=CountRules(
             config.evaluation_min_count,
             val_histogram=needs_validation_histogram(config, task_of(task)),
+            summed=config.secure_aggregation,
         ),
         aggregator=parts.aggregator.part,
         aggregator_options=parts.aggregator.options,
@@ -499,10 +506,11 @@ def fill_defaults(config: RunConfig, parts: Parts) -> dict[str, Any]:
     }
 
 
-def scores_on_receipt(parts: Parts) -> bool:
+def scores_on_receipt(config: RunConfig, parts: Parts) -> bool:
     """Whether the server's model of a round is scored by who receives it to train in the next.
 
     Not where something needs the scores before that: a controller, or a selector that reads them.
+    And not where sums are masked: a mean of weights and a sum of counts are two sums.
     """
     method, selector = parts.method.part, parts.selector.part
     needs_scores = selector.observe is not None and selector.uses_scores
@@ -511,6 +519,7 @@ def scores_on_receipt(parts: Parts) -> bool:
         declared = scores_start(method.round)
     return (
         declared
+        and not config.secure_aggregation
         and isinstance(method.evaluate, OwnGraph)
         and method.evaluate.view == "server"
         and method.own_weights is None
@@ -520,17 +529,17 @@ def scores_on_receipt(parts: Parts) -> bool:
     )
 
 
-def can_score_participants(parts: Parts) -> bool:
+def can_score_participants(config: RunConfig, parts: Parts) -> bool:
     """Whether a round's model can be scored by those alone who train from it in the next round."""
     calls = parts.method.part.calls
-    return scores_on_receipt(parts) or (calls is not None and calls.server_model is False)
+    return scores_on_receipt(config, parts) or (calls is not None and calls.server_model is False)
 
 
 def check_evaluate_clients(config: RunConfig, parts: Parts, method_config: MethodConfig) -> None:
     """Raise `ConfigError` where participants cannot score a model that only some train from."""
     if config.evaluate_clients != "participants" or method_config.everyone_trains:
         return
-    if not can_score_participants(parts):
+    if not can_score_participants(config, parts):
         raise ConfigError(
             f"expected evaluate_clients=all for {parts.method.part.name} where only some clients "
             "train in a round, got participants: its models are scored before it is known who "

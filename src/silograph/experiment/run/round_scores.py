@@ -148,14 +148,19 @@ def server_counts_of(setup: Setup, state: ServerState, key: Key) -> Counts:
     fed, cfg = setup.federation, setup.method_config
     inbox = weights_message(setup, state, fed.ids)
     counts = setup.method.evaluate.counts(fed, cfg.model, inbox, key, cfg.count_rules)
-    return counts if setup.config.relevant is None else with_rankings(fed, counts, "server", key)
+    return (
+        counts
+        if setup.config.relevant is None
+        else with_rankings(fed, counts, "server", key, cfg.count_rules)
+    )
 
 
 def own_counts_of(setup: Setup, t: int, key: Key) -> Counts:
     """Return all clients' counts of their own models, after round t."""
     fed, judging = setup.federation, key.fold("judge own", t)
-    own = own_counts(fed, judging, setup.method_config.count_rules)
-    return own if setup.config.relevant is None else with_rankings(fed, own, "own", judging)
+    rules = setup.method_config.count_rules
+    own = own_counts(fed, judging, rules)
+    return own if setup.config.relevant is None else with_rankings(fed, own, "own", judging, rules)
 
 
 def weights_message(setup: Setup, state: ServerState, to: Sequence[str]) -> Payload:
@@ -184,7 +189,7 @@ def is_better(setup: Setup, new: JudgedRound, old: JudgedRound | None) -> bool:
     if scored_by_participants(setup):
         if new_scores is None:  # nobody who scored it has a validation node
             return old_scores is None
-    elif old is not None and new.away != old.away:
+    elif old is not None and new.away != old.away and not setup.config.secure_aggregation:
         new_scores, old_scores = (
             _validation_scores_of_common_clients(setup, judged_round, other)
             for judged_round, other in ((new, old), (old, new))
@@ -416,6 +421,8 @@ def scores_by_client(
 ) -> dict[str, dict[str, ClientValues]]:
     """Return each client's test scores in a round, by metric and by the views that exist."""
     views = {"server": best.server, "uncut": uncut, "personalized": best.personalized}
+    if setup.config.secure_aggregation:  # of the other views nobody has counts by client
+        views = {"uncut": uncut}
     task = task_in(setup)
     scores_by_view = {
         view: task.client_scores(counts, "test")
@@ -463,7 +470,7 @@ def update_best_by_client(
             None where earlier rounds are not known.
         round_counts: counts of the clients' own models in the new round.
     """
-    if best_counts is None:
+    if best_counts is None or setup.config.secure_aggregation:
         return None
     new_counts = {name: t for name, t in round_counts.items() if not name.endswith(HISTOGRAM)}
     if not best_counts:

@@ -193,6 +193,7 @@ def make_engine(
             strict=strict,
             compiled=compiled,
             single_client_only=single_client_only,
+            secure=config.secure_aggregation,
         )
     from silograph.federation.workers.engine import Pool, Workers, WorkerSettings
     from silograph.federation.workers.processes import ProcessPool

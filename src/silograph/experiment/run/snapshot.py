@@ -271,6 +271,7 @@ def _check_facts(setup: Setup, checkpoint: Checkpoint) -> None:
 def _check_counts(setup: Setup, counts: Mapping[str, Tensor]) -> None:
     """Raise `ValueError` for counts of another form than those of this run's predictions."""
     model, clients = setup.method_config.model, len(setup.federation.ids)
+    clients = 1 if setup.config.secure_aggregation else clients  # the sum of all
     rules = replace(setup.method_config.count_rules, val_histogram=True)
     for name, spec in specs_to_send(task_in(setup), model.outputs, rules).items():
         t = counts.get(name)

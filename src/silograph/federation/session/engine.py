@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -44,7 +44,15 @@ from silograph.federation.field_specs import extent_at_server
 from silograph.federation.fold import Reduction
 from silograph.federation.frame import RESULT, Envelope, count_sizes, decode, encode, frames
 from silograph.federation.ledger import Account, Ledger, Record
-from silograph.federation.program import BLANK, Course
+from silograph.federation.program import BLANK, Call, Course
+from silograph.federation.secure.sums import (
+    LEAST_SILOS,
+    Layout,
+    SumError,
+    check_silos,
+    layout_of_specs,
+    weights_field,
+)
 from silograph.federation.session.events import Cause, Event, EventCallback, What, log_event
 from silograph.federation.session.message import (
     CallBody,
@@ -56,6 +64,9 @@ from silograph.federation.session.message import (
 )
 from silograph.federation.session.peer import Limits, LostError, Peer, longest_reply
 from silograph.graph.block.block import Route
+
+if TYPE_CHECKING:
+    from silograph.federation.session.summed_call import SummedCall
 
 # --- failures ------------------------------------------------------------------------------------
 # Why silos are absent, how often their answers could not be used, and which are left out.
@@ -673,7 +684,19 @@ class Session:
             request = take_all(inbox, torch.tensor([place])) if agreed_call.rows else {}
             return longest_reply(agreed_call, request, self._extents[int(positions[place])])
 
-        called_peers = self._send(envelope, name, inbox, positions, key, most, rows=rows)
+        layout = self._layout_of_sum(agreed_call, reduce, op, len(positions), rows=rows)
+        called_peers = self._send(
+            envelope,
+            name,
+            inbox,
+            positions,
+            key,
+            most,
+            rows=rows,
+            by=None if layout is None else layout.by,
+        )
+        if layout is not None:
+            return self._add_up(op, answer_envelope, layout, positions, called_peers)
 
         # 2. Read the answers in client order; a reply that breaks a rule drops its client.
         def read(place: int, peer: Peer) -> Answer:
@@ -713,6 +736,80 @@ class Session:
             reduction.add(answer.reply, positions[answer.place : answer.place + 1])
         return reduction.result()
 
+    def _layout_of_sum(
+        self, call: Call, reduce: Reduce | None, op: Op, called: int, *, rows: bool
+    ) -> Layout | None:
+        """Return the layout of replies that are summed securely, None where none are."""
+        if not self._limits.secure or rows or not call.reply_specs:
+            return None
+        check_silos(called, op.__name__)
+        by, dtype = weights_field(reduce, op.__name__), self._extents[0].dtype
+        return layout_of_specs(call.reply_specs, call.reply_kind, by, len(self.ids), dtype)
+
+    def _add_up(
+        self,
+        op: Op,
+        answer: Envelope,
+        layout: Layout,
+        positions: Tensor,
+        called_peers: Sequence[tuple[int, Peer]],
+    ) -> dict[str, Field]:
+        """Return the secure sum of the replies of silos; drop those that fail in a step.
+
+        Raises:
+            ProtocolError: too few silos are left, or one has spoiled the sum.
+        """
+        from silograph.federation.session.summed_call import SummedCall  # needs cryptography
+
+        call, peers = SummedCall(answer, layout), {peer.name: peer for _, peer in called_peers}
+        for name, peer in peers.items():
+            try:
+                check_work(call.take_keys(name, self._answer(peer, Type.REPLY)), peer.took)
+            except ProtocolError as error:
+                self._drop_for(peer, answer.op, error)
+        for step in (Type.SHARE, Type.MASK, Type.UNMASK):
+            names = [name for name in call.silos_in(step) if name in self.peers]
+            self._check_summable(op, names, positions, call)
+            for name in names:
+                peers[name].send(step, call.request(step, name), call.most)
+            for name in names:
+                try:
+                    call.take(step, name, self._answer(peers[name], Type.SUMMED))
+                except ProtocolError as error:
+                    self._drop_for(peers[name], answer.op, error)
+        self._check_summable(op, call.revealed, positions, call)
+        try:
+            result = call.result()
+        except SumError as error:
+            spoiler = self.peers.get(str(error.fields["silo"]))
+            if spoiler is None:
+                raise
+            self._drop_for(spoiler, answer.op, error)
+            line = f"{error}: the round is done again without {spoiler.name}"
+            raise AwayError(line, (), 0, code=error.code, **error.fields) from error
+        call.record(self._account, {name: place for place, name in enumerate(self.ids)})
+        return dict(result)
+
+    def _drop_for(self, peer: Peer, op: str, error: ProtocolError) -> None:
+        """Drop a silo for what its answer was."""
+        cause = error.cause if isinstance(error, LostError) else Cause.GARBAGE
+        self._drop(peer, op, str(error), cause)
+
+    def _check_summable(
+        self, op: Op, names: Sequence[str], positions: Tensor, call: "SummedCall"
+    ) -> None:
+        """Raise `ProtocolError` where too few silos are left to go on with a secure sum."""
+        least = min(self._limits.least, len(positions))
+        least = max(least, LEAST_SILOS, call.threshold if names else 0)
+        if len(names) < least:
+            called = [self.ids[p] for p in positions.tolist()]
+            missing = [name for name in called if name not in names]
+            requirement = f"at least {count_of(least, 'silo')} to answer {op.__name__}"
+            line = f"expected {requirement}, got {len(names)}; "
+            raise self._failures.missing_silos_error(
+                line, missing, least, len(names), len(self.ids)
+            )
+
     def _send(
         self,
         envelope: Envelope,
@@ -723,10 +820,11 @@ class Session:
         most: Callable[[int], int],
         *,
         rows: bool,
+        by: str | None = None,
     ) -> list[tuple[int, Peer]]:
         """Send a call to the attached silos among `positions`; return them with their places.
 
-        `most`: bytes that an answer may have, by the place of who answers.
+        `most`: bytes that an answer may have, by the place of who answers; `by`: see `CallBody`.
         """
         called_peers: list[tuple[int, Peer]] = []
         sizes = []
@@ -735,7 +833,7 @@ class Session:
             if peer is not None:
                 about = Event(What.ASKED, peer.name, self._round, op=envelope.op, bytes=len(frame))
                 self._report(about)
-                body = call_body(CallBody(name, key, rows, frame))
+                body = call_body(CallBody(name, key, rows, frame, by))
                 peer.send(Type.CALL, body, most(place))
                 self._last_called[peer.name] = self._round
                 called_peers.append((place, peer))

@@ -1,10 +1,12 @@
 """Messages of a session: what stands around a frame between server and silo.
 
     header   magic "SGM1" · type u8 · token of the run, 16 bytes · sequence u64
-    CALL     key u64 · flags u8 · length of the op's name u16 · name, UTF-8 · frame
+    CALL     key u64 · flags u8 · length of the op's name u16 · name, UTF-8 · frame; with the flag
+             SUMMED before the frame: length u8 · name of the field with weights, UTF-8
     REPLY    meters u8 · for each: kind u8, operations f64 (the first is the call's own) · frame
     JOINED   frame
     RESULT   frame
+    SHARE    frame; likewise MASK, UNMASK and SUMMED
     EXPLAIN  length of the JSON object u32 · one JSON object · tags of edges, 16 bytes each
     others   one JSON object
 
@@ -42,7 +44,7 @@ MAX_NAME = 255
 MOST_FLOPS = 1e300  # of a reply; sums of a hundred million of them are finite
 MAX_FACTS = 2**20  # bytes of a JSON object
 MAX_MESSAGE_BYTES = 2**30
-ROWS = 1  # flag of a call
+ROWS, SUMMED = 1, 2  # flags of a call
 NO_TOKEN = bytes(16)
 
 
@@ -69,6 +71,10 @@ class Type(IntEnum):
     RESULT = 18  # server: the best round, and its weights if silos get them, in a frame
     HEAD = 19  # server: asks for the signed head of the silo's audit
     HEADS = 20  # server: the signed heads of all silos' audits
+    SHARE = 21  # server: public keys of a secure sum, for shares; see `summed_reply`
+    MASK = 22  # server: shares of others, for masked values
+    UNMASK = 23  # server: who is there, for shares that unmask the sum
+    SUMMED = 24  # silo: the answer to one of these three
 
 
 @dataclass(frozen=True)
@@ -186,19 +192,24 @@ class CallBody:
         key: of the op's draws.
         rows: whether the reply may have rows.
         frame: of the inbox.
+        by: of a reply that is summed securely, the field with the weights of a mean, "" of a sum;
+            None: the reply is sent as it is.
     """
 
     op: str
     key: Key
     rows: bool
     frame: bytes | memoryview
+    by: str | None = None
 
 
 def call_body(call: CallBody) -> bytes:
     """Return the body of a call."""
     name = call.op.encode()
-    flags = ROWS * call.rows
-    return b"".join((CALL_HEAD.pack(call.key.value & MASK, flags, len(name)), name, call.frame))
+    flags = ROWS * call.rows + SUMMED * (call.by is not None)
+    by = b"" if call.by is None else bytes([len(call.by.encode())]) + call.by.encode()
+    head = CALL_HEAD.pack(call.key.value & MASK, flags, len(name))
+    return b"".join((head, name, by, call.frame))
 
 
 def read_call(body: bytes | memoryview) -> CallBody:
@@ -207,13 +218,17 @@ def read_call(body: bytes | memoryview) -> CallBody:
         raise FrameError(f"expected a call, got {len(body)} bytes: cut short")
     key, flags, length = CALL_HEAD.unpack_from(body)
     start = CALL_HEAD.size + length
-    if flags > ROWS or length > MAX_NAME or start > len(body):
+    frame = start
+    if flags & SUMMED and start < len(body):
+        frame += 1 + body[start]
+    if flags > (ROWS | SUMMED) or length > MAX_NAME or max(start, frame) > len(body):
         raise FrameError(f"expected a call, got flags {flags} and a name of {length} bytes")
     try:
         name = bytes(body[CALL_HEAD.size : start]).decode()
+        by = bytes(body[start + 1 : frame]).decode() if flags & SUMMED else None
     except UnicodeDecodeError:
         raise FrameError("expected UTF-8 in the name of an op, got other bytes") from None
-    return CallBody(name, Key(key), bool(flags & ROWS), body[start:])
+    return CallBody(name, Key(key), bool(flags & ROWS), body[frame:], by)
 
 
 def reply_body(kind: Kind, meter: Meter, frame: bytes) -> bytes:

@@ -163,6 +163,7 @@ class Limits:
         patience: seconds for which a round that cannot go on waits for silos to attach again.
         failures: unusable answers after which a silo is left out for good; None: it never is.
         update_norm: largest Euclidean norm of the update of a silo; None is any.
+        secure: whether the server learns sums over silos only (`silograph.federation.secure`).
         most_work: operations of a call at a silo of so many nodes, rows and edges; None is any.
     """
 
@@ -171,6 +172,7 @@ class Limits:
     patience: float = 0.0
     failures: int | None = None
     update_norm: float | None = None
+    secure: bool = False
     most_work: Callable[[Mapping[str, int]], WorkBound | None] = lambda _: None
 
 

@@ -9,7 +9,7 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from silograph.core.errors import (
     AbsentError,
@@ -62,6 +62,9 @@ from silograph.federation.session.silo_data import (
     run_name,
 )
 from silograph.federation.session.state_store import StateStore
+
+if TYPE_CHECKING:
+    from silograph.federation.session.summed_reply import SummedReply
 
 # --- What a server's messages of facts say, read and checked -------------------------------------
 
@@ -155,6 +158,7 @@ class Responder:
         self._started = False  # in this stream
         self._state: State = {}
         self._round = BLANK  # the last one that it was called in
+        self._summed: SummedReply | None = None  # the reply to the last call, if it is summed
         self._sequence = 0
         self._current_op = ""  # the op, or the type of the message
         self.ended: str | None = None  # why the run is over, once it is
@@ -243,6 +247,8 @@ class Responder:
         match message.type:
             case Type.CALL:
                 return Type.REPLY, self._call(read_call(message.body))
+            case Type.SHARE | Type.MASK | Type.UNMASK:
+                return Type.SUMMED, self._take_step(message)
             case Type.JOIN:
                 return Type.JOINED, self._join(nonce_of(message.facts()))
             case Type.EXPLAIN:
@@ -419,6 +425,13 @@ class Responder:
                 f"got {op.__name__} in round {envelope.round}, whose reply has such rows",
                 **mistake("call-not-agreed", envelope.round),
             )
+        is_single = bool(agreed_call.reply_specs) and not agreed_call.rows
+        if (call.by is None) is (prepared.secure is not None and is_single):
+            raise ProtocolError(
+                f"expected the reply of {op.__name__} to be summed as agreed, got a call for it in "
+                "another form",
+                **mistake("call-not-agreed", envelope.round),
+            )
         agreed_call.check_inbox(inbox, extent, self._state)
         closes = course.closes(envelope.round, after)
         digest = digest_of_weights(inbox)
@@ -452,6 +465,7 @@ class Responder:
         began, name = time.monotonic(), envelope.op
         about = Event(What.ASKED, self._name, self._round, op=name, bytes=len(call.frame))
         self._report(about)
+        self._summed = None  # a sum that was not finished stays masked
         with metered(1) as meter:
             new, reply = run_op(
                 agreed_call.op,
@@ -466,13 +480,42 @@ class Responder:
             )
         agreed_call.check_reply(inbox, reply, prepared.extent, own=True)
         answer = replace(envelope, kind=agreed_call.reply_kind)
-        frame = encode(answer, reply, 0)
+        sent_envelope, sent = answer, reply
+        if call.by is not None:
+            assert prepared.secure is not None  # see `_call`
+            from silograph.federation.session.summed_reply import SummedReply
+
+            name = self._name or ""
+            self._summed = SummedReply(name, answer, reply, call.by, prepared.secure, self._token)
+            sent_envelope, sent = self._summed.keys()
+        frame = encode(sent_envelope, sent, 0)
         body = reply_body(answer.kind, meter, frame)
         check_size(body)
         self._bounds.check(answer.kind, self.audit.sent, len(frame))
-        self.audit.record_reply(answer, reply, frame, begins=begins)
+        self.audit.record_reply(sent_envelope, sent, frame, begins=begins)
         self._state = new
         seconds = round(time.monotonic() - began, 6)
         about = replace(about, what=What.ANSWERED, bytes=len(frame), seconds=seconds)
         self._report(about)
         return body
+
+    def _take_step(self, message: Message) -> bytes:
+        """Take the next step of a secure sum, and return the frame of the answer.
+
+        Raises:
+            ProtocolError: there is no sum, or not this step of it.
+        """
+        self._require_start("a secure sum")
+        envelope, payload = decode(message.body)
+        self._current_op = envelope.op
+        if self._summed is None:
+            raise ProtocolError(
+                f"expected a call of {envelope.op} that is summed before {message.type.name}, got "
+                "none",
+                **mistake("call-not-agreed", envelope.round),
+            )
+        answer, fields = self._summed.answer(message.type, envelope, payload)
+        frame = encode(answer, fields, 0)
+        self._bounds.check_size(self.audit.sent, len(frame))
+        self.audit.record_reply(answer, fields, frame)
+        return frame

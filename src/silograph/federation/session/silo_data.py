@@ -14,6 +14,7 @@ from silograph.core.text import count_of
 from silograph.federation.field_specs import Extent, extent_of
 from silograph.federation.matching import Disagreement, Hello
 from silograph.federation.program import Course
+from silograph.federation.secure.sums import SecureSums
 from silograph.federation.session.audit import RunAudit
 from silograph.graph.block.block import ClientBlock
 
@@ -112,6 +113,7 @@ class Prepared:
         sends_rows: whether rounds may have replies with rows of single nodes. (Those of set-up are
             all known when the silo agrees.)
         own_model: whether the silo predicts with weights that are nowhere but in its state.
+        secure: what was agreed of secure sums; None: replies are sent as they are.
         block_in: the block that ops get with a state of the silo, which may hold what completes
             the block (`silograph.exchange.collect`); None: it is always `block`.
     """
@@ -127,6 +129,7 @@ class Prepared:
     agreed: Mapping[str, Any] = field(default_factory=dict)
     sends_rows: bool = False
     own_model: bool = False
+    secure: SecureSums | None = None
     block_in: Callable[[State], ClientBlock] | None = None
 
     @cached_property

@@ -1,0 +1,104 @@
+"""Values as whole numbers modulo 2^64, which add up to the same sum in any order.
+
+A value x of a field is round(x * 2^bits). `bits` follows from a bound that is declared for the
+field and from the number of silos C, so that no sum can leave the ring:
+
+    C * bound * weight * 2^bits < 2^63
+
+Both ends derive it from the same facts, so no message says it. A value beyond its bound is refused
+where it is encoded. It is not clipped: a clipped sum would be wrong without anybody knowing.
+
+Bounds are chosen so that rounding stays below that of float32 for the weights of a model. With 10
+silos a weighted value is exact to 2^-24, and the mean is that divided by the number of nodes.
+"""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from silograph.core.errors import ProtocolError, mistake
+from silograph.core.kinds import Kind
+
+RING_BITS = 64
+MOST_WEIGHT = 2.0**24  # training nodes of a silo, by which its values are weighted
+MOST_WEIGHTED = 2.0**12  # a value of which a mean is taken, such as a weight of a model
+MOST_SUMMED = 2.0**14  # a value of a sum, such as a gradient
+MOST_COUNTED = 2.0**32  # a sum over the nodes of a silo, such as that of their losses
+MOST_INTEGER = 2.0**40  # an integer; those of counts are below 2^31
+
+
+@dataclass(frozen=True)
+class FixedPoint:
+    """How the values of one field are encoded.
+
+    Attributes:
+        bits: digits after the binary point; 0 for integers.
+        bound: the largest absolute value before it is weighted.
+        is_weighted: whether each value is multiplied by the silo's weight.
+    """
+
+    bits: int
+    bound: float
+    is_weighted: bool = False
+
+
+def fixed_point_of(kind: Kind, *, is_float: bool, is_weighted: bool, clients: int) -> FixedPoint:
+    """Return how a field is encoded.
+
+    Args:
+        kind: of the reply.
+        is_float: whether it has floating point values; integers and booleans stay exact.
+        is_weighted: whether a weighted mean is taken of it.
+        clients: C, all clients of the federation.
+    """
+    if not is_float and not is_weighted:
+        return FixedPoint(0, MOST_INTEGER)
+    bound = MOST_COUNTED if kind in (Kind.EVALUATION, Kind.STATISTICS) else MOST_SUMMED
+    if is_weighted:
+        bound = MOST_WEIGHTED
+    most = bound * (MOST_WEIGHT if is_weighted else 1.0) * clients
+    return FixedPoint(RING_BITS - 1 - math.ceil(math.log2(most + 1)), bound, is_weighted)
+
+
+def encode(values: np.ndarray, form: FixedPoint, weight: float = 1.0, name: str = "") -> np.ndarray:
+    """Return one silo's values as uint64, of the same shape.
+
+    Args:
+        values: floats, integers or booleans.
+        form: of the field.
+        weight: of the silo; with weight 0 it adds nothing, even where a value is NaN.
+        name: of the field, for the error.
+
+    Raises:
+        ProtocolError: a value beyond its bound, or a weight beyond `MOST_WEIGHT`.
+    """
+    if form.is_weighted and weight == 0:
+        return np.zeros(values.shape, np.uint64)
+    if values.dtype.kind != "f" and not form.is_weighted:
+        exact = values.astype(np.int64)
+        _check(float(np.abs(exact.astype(np.float64)).max(initial=0.0)), form.bound, name)
+        return exact.view(np.uint64)
+    floats = values.astype(np.float64)
+    _check(float(np.abs(floats).max(initial=0.0)), form.bound, name)
+    if form.is_weighted:
+        _check(weight, MOST_WEIGHT, f"weight of {name}")
+        floats = floats * weight
+    return np.rint(floats * 2.0**form.bits).astype(np.int64).view(np.uint64)
+
+
+def _check(largest: float, bound: float, name: str) -> None:
+    """Raise `ProtocolError` for a value beyond a bound, NaN included."""
+    if not largest <= bound:
+        raise ProtocolError(
+            f"expected values of {name!r} within {bound:g} for secure aggregation, got "
+            f"{largest:g}: lower the learning rate if training diverges, else leave "
+            "secure_aggregation out",
+            **mistake("field-out-of-bounds", name, "secure aggregation"),
+        )
+
+
+def decode(total: np.ndarray, form: FixedPoint) -> np.ndarray:
+    """Return sums: int64 of fields with `bits` 0, else float64."""
+    signed = total.view(np.int64)
+    return signed if form.bits == 0 else signed.astype(np.float64) * 2.0**-form.bits

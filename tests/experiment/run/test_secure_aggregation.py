@@ -1,0 +1,168 @@
+"""Laws of runs with secure aggregation in one process: plain results to rounding, exact bits.
+
+The oracle of every method is its plain run: sums differ by their fixed point only.
+"""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import silograph as sg
+from mistakes import raises_code
+from runs import FAST, MakeGraph, go, of, outcome, rows_of, run_until, same_bits, weights_of
+from silograph.core.config import make_config
+from silograph.core.errors import ConfigError, ProtocolError
+from silograph.core.key import Key
+from silograph.core.kinds import Kind
+from silograph.experiment.run.setup import prepare
+from silograph.federation.base import Gather, Sum
+from silograph.federation.field_specs import COUNT
+from silograph.federation.messages import Empty
+from silograph.federation.ops import CallContext
+from silograph.federation.secure.sizes import SumSizes
+from silograph.methods.label_guided import tell_labels, tell_nodes
+
+SECURE: dict[str, Any] = {"secure_aggregation": True, "kernels": "torch"}
+# Methods with what they need, and how far rounding may grow in four rounds.
+METHODS: dict[str, dict[str, Any]] = {
+    "fedavg": {},
+    "fedopt": {},
+    "fedprox": {},
+    "scaffold": {"optimizer": "sgd"},
+    "fedper": {},
+    "llcg": {},
+    "fedais": {},
+    "fedgraph": {},
+    "fedsageplus": {},
+    "label_guided": {},
+    "bns": {},
+}
+TOLERANCE = 1e-5
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_secure_run_is_the_plain_one_to_rounding(method: str, make_graph: MakeGraph) -> None:
+    graph, options = make_graph(60), {"method": method, "kernels": "torch", **METHODS[method]}
+    plain, secure = go(graph, **options), go(graph, **(options | SECURE))
+    for name, w in (weights_of(plain) or {}).items():
+        torch.testing.assert_close(of(secure)[name], w, rtol=0, atol=TOLERANCE)
+    for ours, theirs in zip(secure.rounds, plain.rounds, strict=True):
+        assert ours["train_loss"] == pytest.approx(theirs["train_loss"], abs=TOLERANCE)
+        for name in ours.keys() & theirs.keys():
+            if name.startswith(("val_", "test_")) and theirs[name] is not None:
+                assert ours[name] == pytest.approx(theirs[name], abs=TOLERANCE), name
+    kinds = secure.ledger.bytes_by_kind
+    assert {"keys", "shares", "masks"} <= kinds.keys()
+    assert not {"keys", "shares", "masks"} & plain.ledger.bytes_by_kind.keys()
+
+
+@pytest.mark.parametrize("method", ["fedavg", "label_guided"])
+@pytest.mark.parametrize(
+    "machine",
+    [{"block_size": 1}, {"block_size": 3}, {"strict": True}, {"kernels": "auto"}],
+    ids=lambda machine: next(iter(machine)),
+)
+def test_bits_do_not_depend_on_blocks(
+    method: str, machine: dict[str, Any], make_graph: MakeGraph
+) -> None:
+    if machine.get("kernels"):
+        pytest.importorskip("numba")
+    graph, options = make_graph(60), {"method": method, **SECURE}
+    one, other = go(graph, **options), go(graph, **(options | machine))
+    if machine.get("kernels"):  # another machine's arithmetic, but one form of the sums
+        assert [r["bytes"] for r in rows_of(one)] == [r["bytes"] for r in rows_of(other)]
+        return
+    assert same_bits(weights_of(one), weights_of(other))
+    assert rows_of(one) == rows_of(other)
+    assert one.ledger.records == other.ledger.records
+
+
+def test_a_resumed_run_is_the_same(
+    make_graph: MakeGraph, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    graph, options = make_graph(60), FAST | SECURE
+    whole = go(graph, **SECURE, out=str(tmp_path / "whole"))
+    run_until(monkeypatch, graph, 3, tmp_path / "cut", **options)
+    resumed = sg.resume(str(tmp_path / "cut"), graph=graph)
+    assert same_bits(weights_of(whole), weights_of(resumed))
+    assert outcome(whole) == outcome(resumed)
+
+
+def test_the_server_has_no_score_of_a_client(make_graph: MakeGraph, tmp_path: Path) -> None:
+    secure = go(make_graph(60), **SECURE, out=str(tmp_path / "run"))
+    for views in secure.client_scores.values():
+        assert views.keys() <= {"uncut"}  # of the simulation's own graph
+    assert secure.each_best is None
+    table = (tmp_path / "run/clients.csv").read_text().splitlines()
+    column = table[0].split(",").index("test_server_accuracy")
+    assert {row.split(",")[column] for row in table[1:]} == {""}
+
+
+def test_the_ledger_counts_what_masks_take(make_graph: MakeGraph) -> None:
+    """Weights go up as 8 bytes a value; keys, shares and masks are kinds of their own."""
+    secure = go(make_graph(60), **SECURE, rounds=1)
+    records = [r for r in secure.ledger.records if r.round == 1 and r.step == 1]
+    values = sum(w.numel() for w in of(secure).values()) + 2  # with `nodes` and `loss`
+    sizes = SumSizes(
+        "train", prepare(make_config(FAST | SECURE), make_graph(60)).federation.ids, values
+    )
+    by = {(r.what, r.direction): r.bytes.tolist() for r in records}
+    assert by[Kind.WEIGHTS, "up"] == [sizes.masked] * 4
+    assert by[Kind.KEYS, "up"] == [sizes.keys_up] * 4
+    assert by[Kind.SHARES, "up"] == [sizes.shares_up] * 4
+    assert by[Kind.MASKS, "up"] == [sizes.masks_up] * 4
+    assert sizes.masked - 8 * values < 60
+
+
+REFUSED: list[tuple[dict[str, Any], list[str]]] = [
+    ({"method": "fedpub"}, ["method", "secure_aggregation"]),
+    ({"method": "gcfl"}, ["method", "secure_aggregation"]),
+    ({"method": "cagnet"}, ["method", "secure_aggregation"]),
+    ({"method": "centralized"}, ["method", "secure_aggregation"]),
+    ({"selector": "oort"}, ["selector", "secure_aggregation"]),
+    ({"selector": "power_of_choice"}, ["selector", "secure_aggregation"]),
+    ({"aggregator": "median"}, ["aggregator", "secure_aggregation"]),
+    ({"aggregator": "trimmed_mean"}, ["aggregator", "secure_aggregation"]),
+    ({"weights_as": "int4"}, ["weights_as", "weight_rows", "secure_aggregation"]),
+    ({"weight_rows": "used"}, ["weights_as", "weight_rows", "secure_aggregation"]),
+    ({"normalize": "standard"}, ["normalize", "secure_aggregation"]),
+    ({"edge_weights": "scale"}, ["edge_weights", "secure_aggregation"]),
+    ({"feature_drift": True}, ["feature_drift", "secure_aggregation"]),
+    ({"evaluation_min_count": 5}, ["evaluation_min_count", "secure_aggregation"]),
+    ({"evaluate_clients": "participants"}, ["evaluate_clients", "secure_aggregation"]),
+]
+
+
+@pytest.mark.parametrize(("options", "names"), REFUSED, ids=lambda value: str(value)[:30])
+def test_what_needs_single_replies_is_refused(
+    options: dict[str, Any], names: list[str], make_graph: MakeGraph
+) -> None:
+    with raises_code(ConfigError, "conflicting-options", options=names):
+        go(make_graph(60), **(SECURE | options))
+
+
+def test_a_round_of_one_client_is_refused(make_graph: MakeGraph) -> None:
+    with pytest.raises(ProtocolError):
+        go(make_graph(60), **SECURE, participation=0.25)
+
+
+def test_label_counts_are_summed_and_counts_of_single_clients_refused(
+    make_graph: MakeGraph,
+) -> None:
+    config = make_config(FAST | SECURE | {"method": "label_guided"})
+    setup = prepare(config, make_graph(60))
+    plain = prepare(replace(config, secure_aggregation=False), make_graph(60))
+    context = CallContext(None, Key.of(0))
+    context = replace(context, cfg=setup.method_config)
+    totals = [
+        context.call(each.federation, tell_labels, Empty(), Sum())["labels"].t
+        for each in (setup, plain)
+    ]
+    assert torch.equal(*totals)
+    assert COUNT.low == 0
+    for reduce in (None, Gather("nodes")):
+        with pytest.raises(ProtocolError):
+            context.call(setup.federation, tell_nodes, Empty(), reduce)
