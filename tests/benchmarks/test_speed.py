@@ -9,6 +9,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks" / "speed"))
 
 import bench
+import race
 import side
 import timing
 from cells import RACES, VARIANTS, Row, Shape
@@ -97,12 +98,12 @@ def test_loops_drop_activations_in_training_only(graph: Graph) -> None:
 def test_a_race_fails_where_a_side_does_other_work(
     graph: Graph, monkeypatch: pytest.MonkeyPatch, dtype: str
 ) -> None:
-    monkeypatch.setattr(bench, "graph_of", lambda *_: graph)
+    monkeypatch.setattr(race, "graph_of", lambda *_: graph)
     shape = Shape("planted", 4)
-    assert set(bench.agreement(shape, SHORT, "dense", dtype)) == {"tuned", *VARIANTS}
+    assert set(race.agreement(shape, SHORT, "dense", dtype)) == {"tuned", *VARIANTS}
     monkeypatch.setattr(TunedLoop, "round", lambda _: None)
     with pytest.raises(RuntimeError, match="the sides do not do the same work"):
-        bench.agreement(shape, SHORT, "dense", dtype)
+        race.agreement(shape, SHORT, "dense", dtype)
 
 
 def test_sides_take_turns_in_changing_order(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -130,7 +131,7 @@ def test_a_cell_is_measured_once_and_shown(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     graph = make_graph(150, sparse=True)
-    monkeypatch.setattr(bench, "graph_of", lambda *_: graph)
+    monkeypatch.setattr(race, "graph_of", lambda *_: graph)
     monkeypatch.setattr(bench, "LINES", tmp_path / "bench.jsonl")
     monkeypatch.setattr(bench, "PAGE", tmp_path / "bench.md")
     monkeypatch.setattr(timing, "TURN_SECONDS", 1e-9)
