@@ -44,12 +44,12 @@ from page import lines_of, tables
 from peers import race_peers
 from race import ours, pair, race
 from side import Ours, add_line, latest, machine, write_page
+from silo_rounds import race_silos
 from timing import Plan, commands
 from versions import race_versions
 
 from silograph.experiment.run.setup import prepare
 from silograph.graph.graph import subgraph
-from silos import race_silos
 
 HERE = Path(__file__).parent
 LINES, PAGE = HERE / "bench.jsonl", HERE / "bench.md"
@@ -80,8 +80,8 @@ def over(shape: Shape, plan: Plan, one: dict[str, Any], other: dict[str, Any]) -
     row: Row = {}
     for epochs in (1, 3):
         own = replace(shape, epochs=epochs)
-        sides = (ours(own, plan, **options, **VARIANTS[FASTEST]).round for options in (one, other))
-        row[epochs_text(epochs)] = pair(*sides, plan)
+        first, second = (ours(own, plan, **asked, **VARIANTS[FASTEST]) for asked in (one, other))
+        row[epochs_text(epochs)] = pair(first.round, second.round, plan)
     return {"epochs": row}
 
 
@@ -153,13 +153,14 @@ def first_round(plan: Plan) -> Row:
 
 CHILD = """
 import json, resource, sys
-import silograph as sg
+import silograph as sg, torch
+run = sg.run  # imports it
 limit, options = json.loads(sys.argv[1])
 resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
 def peak():  # not ru_maxrss: on Linux a process inherits it from the one that started it
     return [line for line in open("/proc/self/status") if line.startswith("VmHWM")][0].split()[1]
 start = peak()
-sg.run(**options)
+run(**options)
 print(start, peak())
 """
 

@@ -18,6 +18,7 @@ import io
 import random
 import sys
 import types
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -143,14 +144,13 @@ def imported(folder: Path) -> tuple[Any, Any]:
     sys.modules.setdefault("munkres", types.ModuleType("munkres")).Munkres = None  # type: ignore[attr-defined]
     given, sys.argv = sys.argv, sys.argv[:1]  # its settings read the command line
     try:
-        from openfgl import config
-        from openfgl.flcore import trainer
-        from openfgl.task.node_cls import NodeClsTask
+        names = ("config", "flcore.trainer", "task.node_cls")
+        config, trainer, task = (import_module(f"openfgl.{name}") for name in names)
     finally:
         sys.argv = given
         sys.path.remove(str(folder))
-    NodeClsTask.load_train_val_test_split = load_split
-    NodeClsTask.num_samples = property(lambda task: task.num_training_nodes)
+    task.NodeClsTask.load_train_val_test_split = load_split
+    task.NodeClsTask.num_samples = property(lambda own: own.num_training_nodes)
     return trainer, config.args
 
 

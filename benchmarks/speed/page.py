@@ -192,9 +192,9 @@ def other_lines(name: str, row: Row) -> list[str]:
         return [f"{what}, {ms[0]} and {ms[1]} ms | {clocks_of(row['ratio'])} | at least {least:g}"]
     if name in SILOS:
         number, most = SILOS[name]
-        ms = {side: f"{1000 * took['cpu']:.0f}" for side, took in row["seconds_a_round"].items()}
+        took = {side: f"{1000 * s['cpu']:.0f}" for side, s in row["seconds_a_round"].items()}
         return [
-            f"round of {number} silos over {side}, cora, CPU {ms['silos']} and {ms[side]} ms | "
+            f"round of {number} silos over {side}, cora, CPU {took['silos']} and {took[side]} ms | "
             f"{clocks_of(ratio)} | {f'at most {most:g}' if side == 'simulation' else '-'}"
             for side, ratio in row["over"].items()
         ]

@@ -49,7 +49,7 @@ def keeps_optimizer(name: str) -> bool:
 
 def peers_apart(shape: Shape, plan: Plan) -> dict[str, float]:
     """Return how far logits are from ours with the same optimizer, after rounds without dropout."""
-    apart = {}
+    apart: dict[str, float] = {}
     with peer_sides(replace(shape, dropout=0.0), plan) as (sides, one):
         for reference, keeps in OURS.items():
             alike = {name: side for name, side in sides.items() if keeps_optimizer(name) == keeps}

@@ -28,7 +28,7 @@ def race_versions(options: dict[str, Any], plan: Plan) -> Row:
     children = [Child([str(python), str(SCRIPT), json.dumps(config)]) for python in pythons]
     commit = ["git", "-C", str(plan.before), "describe", "--always"]
     try:
-        row = pair(*children, plan, 1)
+        row = pair(children[0], children[1], plan, 1)
         scores = [child.ask("score 0") for child in children]
     finally:
         for child in children:

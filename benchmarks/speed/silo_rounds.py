@@ -5,6 +5,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -57,13 +58,13 @@ def race_silos(number: int, plan: Plan) -> Row:
         for turn in range(TURNS):
             out = folder / f"silos-{turn}"
             commands = [fed.first(out.name), *map(fed.silo, range(number))]
-            spent["silos"].append(round_of(commands, lambda out=out: fed.rounds(out.name)))
+            spent["silos"].append(round_of(commands, partial(fed.rounds, out.name)))
             weights["silos"] = (out / "model.safetensors").read_bytes()
             for kind, words in SIMULATIONS.items():
                 out = folder / f"{kind}-{turn}"
                 start = ("run", "--config", folder / "run.toml", "--quiet", *words, "--out", out)
                 command = Command(folder / "run.log", *start)
-                spent[kind].append(round_of([command], lambda out=out: fed.rounds(out.name)))
+                spent[kind].append(round_of([command], partial(fed.rounds, out.name)))
                 weights[kind] = (out / "model.safetensors").read_bytes()
     return {
         "turns": TURNS,
