@@ -197,7 +197,7 @@ CELLS: dict[str, Callable[..., Row]] = {  # of a `plan`
     },
     **{name: partial(race_peers, shape) for name, shape in PEERS.items()},
     "memory-kept": partial(memory, KEPT_RUN, KEPT_MEMORY),
-    **{name: partial(race_versions, options) for name, (options, _) in VERSIONS.items()},
+    **{name: partial(race_versions, version) for name, version in VERSIONS.items()},
     **{name: partial(race_silos, number) for name, (number, _) in SILOS.items()},
     **{name: partial(threads, shape) for name, shape in THREADS.items()},
     **{name: partial(processes, shape) for name, shape in PROCESSES.items()},

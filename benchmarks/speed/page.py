@@ -56,7 +56,7 @@ PEER_HEAD = (
 FACT_HEAD = ("side", "Adam of a client", "models scored", "scores", "dropout", "ledger")
 LOOP_FACTS = ("rebuilt each round", "server's", "accuracy of validation and test nodes")
 OPENFGL_SCORES = "loss and accuracy of training, validation and test nodes"
-OUR_SCORES = "loss, accuracy and counts for F1 and AUC of validation and test nodes"
+OUR_SCORES = "loss, accuracy and F1 of validation and test nodes, AUC of test nodes"
 BOTH = "each client's own and the server's"
 FACTS: dict[str, tuple[str, ...]] = {
     "plain loop, tuned loop": (*LOOP_FACTS, "0, in `-dropout` 0.5", "no"),
@@ -185,11 +185,16 @@ def other_lines(name: str, row: Row) -> list[str]:
             for label, part in row["epochs"].items()
         ]
     if name in VERSIONS:
-        options, least = VERSIONS[name]
-        shape = Shape(options["dataset"], options["clients"])
+        version = VERSIONS[name]
+        options = version.options
+        where = place_of(Shape(options["dataset"], options["clients"]))
+        drawn = f", sample={options['options']['sample']}" if name.endswith("-drawn") else ""
         ms = [f"{1000 * clocks['cpu']:.0f}" for clocks in row["seconds_a_round"]]
-        what = f"{options['method']}, {row['before']} over now, {place_of(shape)}"
-        return [f"{what}, {ms[0]} and {ms[1]} ms | {clocks_of(row['ratio'])} | at least {least:g}"]
+        what = f"{options['method']}{drawn}, {row['before']} over now, {where}"
+        return [
+            f"{what}, {ms[0]} and {ms[1]} ms | {clocks_of(row['ratio'])} | at least "
+            f"{version.least:g}"
+        ]
     if name in SILOS:
         number, most = SILOS[name]
         took = {side: f"{1000 * s['cpu']:.0f}" for side, s in row["seconds_a_round"].items()}

@@ -7,34 +7,36 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from cells import MANY_ROUNDS, Row
+from cells import MANY_ROUNDS, Row, Version
 from race import pair
 from timing import Child, Plan
 
 SCRIPT = Path(__file__).with_name("turns.py")
 
 
-def race_versions(options: dict[str, Any], plan: Plan) -> Row:
+def race_versions(version: Version, plan: Plan) -> Row:
     """Time rounds of an earlier version over rounds of this one: whole runs, scores and ledger.
 
     Args:
-        options: of `sg.run`, valid in both.
+        version: what runs.
         plan: how to measure; its `before` is given.
     """
     assert plan.before is not None
-    config = options | {"data_dir": plan.data_dir, "rounds": MANY_ROUNDS, "threads": 1}
-    pythons = (plan.before.absolute() / ".venv" / "bin" / "python", sys.executable)
+    config = version.options | {"data_dir": plan.data_dir, "rounds": MANY_ROUNDS, "threads": 1}
     os.environ["OMP_NUM_THREADS"] = "1"
-    children = [Child([str(python), str(SCRIPT), json.dumps(config)]) for python in pythons]
+    earlier = _run(plan.before.absolute() / ".venv" / "bin" / "python", config)
+    now = _run(Path(sys.executable), config | version.now)
     commit = ["git", "-C", str(plan.before), "describe", "--always"]
     try:
-        row = pair(children[0], children[1], plan, 1)
-        scores = [child.ask("score 0") for child in children]
+        row = pair(earlier, now, plan, 1)
+        # After as many rounds. They differ where the method's draws or sums have changed.
+        scores = [earlier.ask("score 0"), now.ask("score 0")]
     finally:
-        for child in children:
-            child.close()
-    # After as many rounds. They differ where the method's draws or sums have changed.
-    names = ("before", "now")
-    found = {name: score[0] for name, score in zip(names, scores, strict=True) if score}
+        earlier.close()
+        now.close()
     before = subprocess.run(commit, capture_output=True, text=True, check=True).stdout.strip()
-    return row | {"score": found, "before": before}
+    return row | {"scores": scores, "before": before}
+
+
+def _run(python: Path, config: dict[str, Any]) -> Child:
+    return Child([str(python), str(SCRIPT), json.dumps(config)])

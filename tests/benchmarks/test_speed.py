@@ -255,7 +255,7 @@ def test_every_other_cell_has_its_lines() -> None:
     assert f"| Adam kept over rebuilt, {peer} | {clocks} | at most 1.8 |" in lines
     what = "peak memory, cora, 100 clients, Adam kept over rebuilt"
     assert f"| {what} | 1.50, imports alone take 0.25 GB | at most 1.2 |" in lines
-    what = "fedais, 0 over now, pubmed, 100 clients, 250 and 250 ms"
+    what = "fedais, 0 over now, cora, 10 clients, 250 and 250 ms"
     assert f"| {what} | {clocks} | at least 2.5 |" in lines
     what = "round of 3 silos over simulation, cora, CPU 250 and 250 ms"
     assert f"| {what} | {clocks} | at most 3 |" in lines
