@@ -17,8 +17,8 @@ from whole_runs import Command, Federation
 
 from silograph.core.config import make_config
 
-FIRST, LAST = 20, 120  # rounds between which CPU is read; connections and kernels come before
-TURNS = 3
+FIRST, LAST = 20, 80  # rounds between which CPU is read; connections and kernels come before
+TURNS = 2
 # The simulation in one block, and in blocks of one client as silos have them.
 SIMULATIONS: dict[str, list[object]] = {"simulation": [], "blocks of 1": ["--block-size", 1]}
 
@@ -48,7 +48,7 @@ def round_of(commands: Sequence[Command], rounds_done: Callable[[], int]) -> Spe
 def race_silos(number: int, plan: Plan) -> Row:
     """Time rounds of silos over rounds of simulations with the same result, by TLS on loopback."""
     values: dict[str, Any] = {"dataset": "cora", "clients": number, "partition": "metis"}
-    own = {"method": "fedavg", "local_epochs": 1, "rounds": LAST + 20, "data_dir": plan.data_dir}
+    own = {"method": "fedavg", "local_epochs": 1, "rounds": LAST + 5, "data_dir": plan.data_dir}
     spent: dict[str, list[Spent]] = {"silos": [], **{name: [] for name in SIMULATIONS}}
     weights: dict[str, bytes] = {}
     os.environ["OMP_NUM_THREADS"] = "1"
