@@ -1,6 +1,6 @@
-"""How fast rounds are: silograph beside a plain loop over torch_geometric models.
+"""How fast rounds are, beside loops over torch_geometric models, OpenFGL, C++, earlier versions.
 
-    python benchmarks/speed/bench.py --data-dir ../shared/data
+    python benchmarks/speed/bench.py --data-dir ../shared/data [--openfgl DIR] [--before DIR]
 
 measures the cells that `bench.jsonl` does not hold yet, one line each, and rewrites the tables in
 `bench.md`; it can be stopped and continued. A race times rounds of the loops of `loop.py` and of

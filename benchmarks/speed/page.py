@@ -206,12 +206,11 @@ def other_lines(name: str, row: Row) -> list[str]:
     if name == "memory-kept":
         rebuilt, kept = (row["peak_gb"][variant] for variant in KEPT_MEMORY)
         what = "peak memory, cora, 100 clients, Adam"
-        ratio = kept / rebuilt
-        return [
-            *memory_lines(what, row, "-"),
-            f"{what} kept over rebuilt | {ratio:.2f}, imports alone take {row['imports_gb']:.2f} "
-            f"GB | at most {MOST_KEPT_MEMORY:g}",
-        ]
+        lines = memory_lines(what, row, "-")
+        if isinstance(rebuilt, str) or isinstance(kept, str):
+            return lines
+        ratio = f"{kept / rebuilt:.2f}, imports alone take {row['imports_gb']:.2f} GB"
+        return [*lines, f"{what} kept over rebuilt | {ratio} | at most {MOST_KEPT_MEMORY:g}"]
     if name in THREADS:
         what = f"1 thread over 2, {name.removeprefix('threads-')}"
         return [f"{what} | wall clock {spread(row['ratio']['wall'])} | -"]
