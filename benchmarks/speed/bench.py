@@ -1,6 +1,6 @@
-"""How fast rounds are: silograph beside a plain loop over torch_geometric models.
+"""How fast rounds are, beside loops over torch_geometric models, OpenFGL, C++, earlier versions.
 
-    python benchmarks/speed/bench.py --data-dir ../shared/data
+    python benchmarks/speed/bench.py --data-dir ../shared/data [--openfgl DIR] [--before DIR]
 
 measures the cells that `bench.jsonl` does not hold yet, one line each, and rewrites the tables in
 `bench.md`; it can be stopped and continued. A race times rounds of the loops of `loop.py` and of
@@ -16,136 +16,49 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from functools import lru_cache, partial
+from functools import partial
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from cells import (
     BATCH,
     EPOCHS,
     FASTEST,
+    KEPT_MEMORY,
     METHODS,
+    PEERS,
     PROCESSES,
     RACES,
     SAMPLED,
+    SILOS,
     THREADS,
     VARIANTS,
+    VERSIONS,
     Row,
     Shape,
 )
-from loop import PlainLoop, TunedLoop, best_form
 from page import lines_of, tables
+from peers import race_peers
+from race import ours, pair, race
 from side import Ours, add_line, latest, machine, write_page
-from timing import Plan, commands, medians, ratios, take_turns
+from silo_rounds import race_silos
+from timing import Plan, commands
+from versions import race_versions
 
-from silograph.experiment.resolve.resolve import DTYPES
-from silograph.experiment.run.setup import Setup, prepare
-from silograph.graph.block.block import make_block
-from silograph.graph.datasets import load
-from silograph.graph.graph import Graph, subgraph
-from silograph.nn.conv import Params
+from silograph.experiment.run.setup import prepare
+from silograph.graph.graph import subgraph
 
 HERE = Path(__file__).parent
 LINES, PAGE = HERE / "bench.jsonl", HERE / "bench.md"
-GUARD_ROUNDS = 2
-# Most that logits may be apart. In float32 Adam turns the rounding of a gradient near 0 into a
-# step, so that float64 has to tell whether the same is computed.
-TOLERANCE = {"float64": 1e-8, "float32": 1e-2}
 ADDRESS_SPACE = 8 << 30  # B; a run that wants more fails by itself instead of by the system
 
 
-class Side(Protocol):
-    """A runner of a race."""
-
-    @property
-    def weights(self) -> Params:
-        """The averaged model."""
-
-    def round(self) -> object:
-        """Run one round and judge it."""
-
-
-@lru_cache(maxsize=1)
-def graph_of(dataset: str, data_dir: str | None) -> Graph:
-    """Return a graph; the last one is kept, as neighboring cells share it."""
-    return load(dataset, data_dir=data_dir)
-
-
-def ours(shape: Shape, plan: Plan, **options: Any) -> Ours:
-    """Return silograph's side of a shape."""
-    return Ours(prepare(shape.config(**options), graph_of(shape.dataset, plan.data_dir)))
-
-
-def sides_of(
-    shape: Shape, plan: Plan, form: str | None, dtype: str = "float32"
-) -> tuple[dict[str, Side], str, Setup]:
-    """Return all sides with the same first weights, the tuned loop's form, and a set-up of ours.
-
-    Args:
-        shape: the federation.
-        plan: where the data are.
-        form: how the tuned loop holds features; None tries all forms.
-        dtype: precision of all sides.
-    """
-    mine = {name: ours(shape, plan, dtype=dtype, **own) for name, own in VARIANTS.items()}
-    setup, weights = mine[FASTEST].setup, mine[FASTEST].weights
-    form = form or best_form(setup.cut, setup.config, weights)
-    plain = PlainLoop(setup.cut, setup.config, weights)
-    tuned = TunedLoop(setup.cut, setup.config, weights, form)
-    return {"loop": plain, "tuned": tuned, **mine}, form, setup
-
-
-def agreement(shape: Shape, plan: Plan, form: str, dtype: str) -> dict[str, float]:
-    """Return how far each side's logits are from the loop's after some rounds without dropout.
-
-    Raises:
-        RuntimeError: a side does other work than the loop.
-    """
-    sides, _, setup = sides_of(replace(shape, dropout=0.0), plan, form, dtype)
-    block, _ = make_block(setup.cut.graph, setup.cut.partition, setup.cut.split, DTYPES[dtype])
-    logits = {}
-    for name, side in sides.items():
-        for _ in range(GUARD_ROUNDS):
-            side.round()
-        with torch.no_grad():
-            logits[name] = setup.method_config.model.forward(side.weights, block)
-    plain = logits.pop("loop")
-    apart = {name: float((out - plain).abs().max()) for name, out in logits.items()}
-    if not all(gap <= TOLERANCE[dtype] for gap in apart.values()):  # NaN fails too
-        raise RuntimeError(
-            f"expected {dtype} logits within {TOLERANCE[dtype]:g} of the loop's after "
-            f"{GUARD_ROUNDS} rounds, got {apart}: the sides do not do the same work"
-        )
-    return {name: float(f"{gap:.2g}") for name, gap in apart.items()}
-
-
-def race(shape: Shape, plan: Plan) -> Row:
-    """Race the loops and every variant of ours."""
-    sides, form, setup = sides_of(shape, plan, None)
-    apart = {dtype: agreement(shape, plan, form, dtype) for dtype in TOLERANCE}
-    spent = take_turns({name: side.round for name, side in sides.items()}, plan)
-    return {
-        "apart": apart,
-        "form": form,
-        "turns": len(spent["loop"]),
-        "seconds_a_round": {name: medians(turns) for name, turns in spent.items()},
-        "over_loop": {name: ratios(spent, "loop", name) for name in ("tuned", *VARIANTS)},
-        "over_tuned": {name: ratios(spent, "tuned", name) for name in VARIANTS},
-        "partition": setup.cut.partition.hash,
-    }
-
-
-def pair(one: Callable[[], object], other: Callable[[], object], plan: Plan) -> Row:
-    """Time rounds of two sides; return the ratio of the first to the second."""
-    spent = take_turns({"one": one, "other": other}, plan)
-    return {
-        "turns": len(spent["one"]),
-        "seconds_a_round": [medians(spent["one"]), medians(spent["other"])],
-        "ratio": ratios(spent, "one", "other"),
-    }
+def epochs_text(number: int) -> str:
+    """Return a number of local epochs in words."""
+    return f"{number} epoch{'s' if number > 1 else ''}"
 
 
 def epoch(shape: Shape, plan: Plan) -> Row:
@@ -157,32 +70,18 @@ def epoch(shape: Shape, plan: Plan) -> Row:
             ours(own, plan, method=method, **VARIANTS[FASTEST])
             for method in ("fedavg", "centralized")
         )
-        plural = "s" if epochs > 1 else ""
-        row[f"{epochs} epoch{plural}, not judged"] = pair(fed.train, center.train, plan)
-        row[f"{epochs} epoch{plural}, judged"] = pair(fed.round, center.round, plan)
+        row[f"{epochs_text(epochs)}, not judged"] = pair(fed.train, center.train, plan)
+        row[f"{epochs_text(epochs)}, judged"] = pair(fed.round, center.round, plan)
     return {"epochs": row}
 
 
-def method(name: str, shape: Shape, plan: Plan) -> Row:
-    """Time rounds of a method over rounds of FedAvg, both with our fastest kernels."""
+def over(shape: Shape, plan: Plan, one: dict[str, Any], other: dict[str, Any]) -> Row:
+    """Time rounds with some options over rounds with others, both with our fastest kernels."""
     row: Row = {}
     for epochs in (1, 3):
         own = replace(shape, epochs=epochs)
-        this, fedavg = (
-            ours(own, plan, method=each, **VARIANTS[FASTEST]) for each in (name, "fedavg")
-        )
-        row[f"{epochs} epoch{'s' if epochs > 1 else ''}"] = pair(this.round, fedavg.round, plan)
-    return {"epochs": row}
-
-
-def sampled(shape: Shape, plan: Plan) -> Row:
-    """Time FedGrAINS over the same batches of all neighbors, both with our fastest kernels."""
-    row: Row = {}
-    for epochs in (1, 3):
-        own = replace(shape, epochs=epochs)
-        chosen = ours(own, plan, batch_size=BATCH, neighbors="fedgrains", **VARIANTS[FASTEST])
-        full = ours(own, plan, batch_size=BATCH, **VARIANTS[FASTEST])
-        row[f"{epochs} epoch{'s' if epochs > 1 else ''}"] = pair(chosen.round, full.round, plan)
+        first, second = (ours(own, plan, **asked, **VARIANTS[FASTEST]) for asked in (one, other))
+        row[epochs_text(epochs)] = pair(first.round, second.round, plan)
     return {"epochs": row}
 
 
@@ -239,8 +138,9 @@ def processes(shape: Shape, plan: Plan) -> Row:
         child.join()
 
 
-def show_help(_plan: Plan) -> Row:
+def show_help(plan: Plan) -> Row:
     """Time the help page."""
+    del plan
     return {"seconds_a_call": commands(lambda _: ["--help"], 9)}
 
 
@@ -253,48 +153,64 @@ def first_round(plan: Plan) -> Row:
 
 CHILD = """
 import json, resource, sys
-import silograph as sg
+import silograph as sg, torch
+run = sg.run  # imports it
 limit, options = json.loads(sys.argv[1])
 resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
-sg.run(**options)
-# Not ru_maxrss: on Linux a process inherits it from the one that started it.
-print([line for line in open("/proc/self/status") if line.startswith("VmHWM")][0].split()[1])
+def peak():  # not ru_maxrss: on Linux a process inherits it from the one that started it
+    return [line for line in open("/proc/self/status") if line.startswith("VmHWM")][0].split()[1]
+start = peak()
+run(**options)
+print(start, peak())
 """
 
 
-def memory(plan: Plan) -> Row:
-    """Return the peak resident memory of a run of 1,000 clients in GB, by variant (Linux)."""
-    run = {"dataset": "coauthor_cs", "clients": 1000, "hidden": 256, "rounds": 3}
+def memory(options: dict[str, Any], variants: dict[str, dict[str, Any]], plan: Plan) -> Row:
+    """Return the peak resident memory in GB of a run, by variant, and of its imports (Linux)."""
     peaks: dict[str, float | str] = {}
-    for name, options in VARIANTS.items():
-        given = json.dumps([ADDRESS_SPACE, {**run, "data_dir": plan.data_dir, **options}])
+    imports = 0.0
+    for name, own in variants.items():
+        given = json.dumps([ADDRESS_SPACE, {**options, "data_dir": plan.data_dir, **own}])
         child = [sys.executable, "-c", CHILD, given]
         done = subprocess.run(child, capture_output=True, text=True, check=False)
         if done.returncode == 0:
-            peaks[name] = round(int(done.stdout) * 1024 / 1e9, 3)
+            imports, peaks[name] = (round(int(n) * 1024 / 1e9, 3) for n in done.stdout.split())
         else:
             why = done.stderr.strip().splitlines()[-1:] or [f"exit code {done.returncode}"]
             peaks[name] = f"failed: {why[0][:120].replace('|', '/')}"
-    return {"peak_gb": peaks}
+    return {"peak_gb": peaks, "imports_gb": imports}
 
 
-CELLS: dict[str, Callable[[Plan], Row]] = {
+LARGE_RUN = {"dataset": "coauthor_cs", "clients": 1000, "hidden": 256, "rounds": 3}
+DRAWN = {"batch_size": BATCH}
+KEPT_RUN = Shape("cora", 100, 1).options() | {"rounds": 3}
+CELLS: dict[str, Callable[..., Row]] = {  # of a `plan`
     **{name: partial(race, shape) for name, shape in RACES.items()},
     **{name: partial(epoch, shape) for name, (shape, _) in EPOCHS.items()},
-    **{cell: partial(method, name, shape) for cell, (name, shape, _) in METHODS.items()},
-    **{name: partial(sampled, shape) for name, (shape, _) in SAMPLED.items()},
+    **{
+        cell: partial(over, shape, one={"method": name}, other={})
+        for cell, (name, shape, _) in METHODS.items()
+    },
+    **{
+        cell: partial(over, shape, one=DRAWN | {"neighbors": "fedgrains"}, other=DRAWN)
+        for cell, (shape, _) in SAMPLED.items()
+    },
+    **{name: partial(race_peers, shape) for name, shape in PEERS.items()},
+    "memory-kept": partial(memory, KEPT_RUN, KEPT_MEMORY),
+    **{name: partial(race_versions, version) for name, version in VERSIONS.items()},
+    **{name: partial(race_silos, number) for name, (number, _) in SILOS.items()},
     **{name: partial(threads, shape) for name, shape in THREADS.items()},
     **{name: partial(processes, shape) for name, shape in PROCESSES.items()},
     "help": show_help,
     "first-round": first_round,
-    "memory": memory,
+    "memory": partial(memory, LARGE_RUN, VARIANTS),
 }
 
 
 def measure(name: str, plan: Plan) -> Row:
     """Return one line of `bench.jsonl`."""
     before, began = os.getloadavg()[0], time.monotonic()
-    figures = CELLS[name](plan)
+    figures = CELLS[name](plan=plan)
     return {
         "cell": name,
         "kernels": list(VARIANTS),
@@ -310,6 +226,12 @@ def arguments() -> argparse.Namespace:
     raw = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=raw)
     parser.add_argument("--data-dir", help="folder in which graphs are looked for first")
+    parser.add_argument("--openfgl", type=Path, help="checkout of OpenFGL, raced in peers-*")
+    parser.add_argument(
+        "--before",
+        type=Path,
+        help="checkout of an earlier silograph with its environment in .venv, for before-*",
+    )
     parser.add_argument(
         "--cells",
         nargs="*",
@@ -327,12 +249,16 @@ def arguments() -> argparse.Namespace:
 def main() -> None:
     """Measure what is missing; write line and page after every cell."""
     given = arguments()
-    plan = Plan(given.data_dir, max(2, given.rounds), given.seconds)
+    turns = max(2, given.rounds)
+    plan = Plan(given.data_dir, turns, given.seconds, given.openfgl, given.before)
     torch.set_num_threads(1)
     rows, failed = latest(LINES), []
     write_page(PAGE, tables(rows))
     for name in given.cells:
         if not given.force and name in rows and rows[name]["kernels"] == list(VARIANTS):
+            continue
+        if name in VERSIONS and plan.before is None:
+            print(f"{name}: skipped, as it needs --before", file=sys.stderr)
             continue
         try:
             rows[name] = measure(name, plan)

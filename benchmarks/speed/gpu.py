@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from bench import graph_of
 from cells import BATCH, FASTEST, RACES, Shape
 from loop import Client, PlainLoop, TunedLoop
+from race import graph_of
 from side import Ours
 from timing import Plan, medians, ratios, take_turns
 

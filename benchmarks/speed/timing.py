@@ -8,7 +8,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,11 +27,15 @@ class Plan:
         data_dir: where graphs are looked for first.
         turns: most turns of a side.
         seconds: no new turn begins after so long, once there are `FEWEST_TURNS`.
+        openfgl: a checkout of OpenFGL, None if there is none.
+        before: a checkout of an earlier silograph with its environment in `.venv`, or None.
     """
 
     data_dir: str | None
     turns: int
     seconds: float
+    openfgl: Path | None = None
+    before: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -45,8 +49,40 @@ class Spent:
 Turns = Mapping[str, list[Spent]]  # by side; turn i of one side is next to turn i of the others
 
 
-def timed(act: Callable[[], object], rounds: int) -> Spent:
+class Child:
+    """A process that takes commands on its standard input and answers each with numbers.
+
+    To `rounds N` it runs N rounds and answers with their seconds by the wall clock and of CPU.
+    """
+
+    def __init__(self, command: Sequence[str]) -> None:
+        pipe = subprocess.PIPE
+        self._process = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True)
+
+    def ask(self, command: str) -> list[float]:
+        """Return the answer to a command."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(f"{command}\n")
+        self._process.stdin.flush()
+        answer = self._process.stdout.readline()
+        if not answer:
+            raise RuntimeError(f"process ended with code {self._process.wait()} at: {command}")
+        return [float(word) for word in answer.split()]
+
+    def close(self) -> None:
+        """Let it end."""
+        self._process.communicate()
+
+
+Act = Callable[[], object] | Child  # runs a round
+
+
+def timed(act: Act, rounds: int) -> Spent:
     """Return what one of several rounds takes; garbage is collected before, not within."""
+    if isinstance(act, Child):
+        wall, cpu = act.ask(f"rounds {rounds}")
+        return Spent(wall / rounds, cpu / rounds)
     gc.collect()
     gc.disable()
     try:
@@ -59,12 +95,20 @@ def timed(act: Callable[[], object], rounds: int) -> Spent:
     return Spent(wall / rounds, cpu / rounds)
 
 
-def take_turns(sides: Mapping[str, Callable[[], object]], plan: Plan) -> Turns:
-    """Return what rounds of every side took; sides take turns in changing order."""
+def take_turns(sides: Mapping[str, Act], plan: Plan, rounds_of_turn: int | None = None) -> Turns:
+    """Return what rounds of every side took; sides take turns in changing order.
+
+    Args:
+        sides: what runs a round.
+        plan: how many turns.
+        rounds_of_turn: how many rounds make a turn; None: as many as take `TURN_SECONDS`. Where
+            rounds differ, as many on all sides make neighboring turns the same rounds.
+    """
     gc.collect()
     gc.freeze()  # or every collection would walk all modules, and empty the processor's cache
     try:
-        rounds = {name: _warmed_up(act) for name, act in sides.items()}
+        fitting = {name: _warmed_up(act) for name, act in sides.items()}
+        rounds = {name: rounds_of_turn or number for name, number in fitting.items()}
         spent: dict[str, list[Spent]] = {name: [] for name in sides}
         names, end = list(sides), time.monotonic() + plan.seconds
         for turn in range(plan.turns):
@@ -78,7 +122,7 @@ def take_turns(sides: Mapping[str, Callable[[], object]], plan: Plan) -> Turns:
     return spent
 
 
-def _warmed_up(act: Callable[[], object]) -> int:
+def _warmed_up(act: Act) -> int:
     """Run the rounds that do not count; return how many make a turn."""
     last = [timed(act, 1) for _ in range(WARM_UP)][-1]
     return min(MOST_A_TURN, math.ceil(TURN_SECONDS / last.wall))

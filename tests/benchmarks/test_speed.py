@@ -1,4 +1,5 @@
 import json
+import shutil
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -9,11 +10,14 @@ import torch
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks" / "speed"))
 
 import bench
+import peers
+import race
 import side
 import timing
-from cells import RACES, VARIANTS, Row, Shape
+from cells import CPP, KEPT, OURS, PEERS, RACES, REBUILT, VARIANTS, Row, Shape
+from floor import Floor, build_floor
 from loop import FORMS, PlainLoop, TunedLoop
-from page import tables
+from page import lines_of, tables
 
 from conftest import MakeGraph
 from silograph.core.config import RunConfig, make_config
@@ -82,6 +86,63 @@ def test_a_client_without_training_nodes_has_no_say(graph: Graph) -> None:
         torch.testing.assert_close(tuned.weights[name], w, rtol=0, atol=1e-10)
 
 
+@pytest.mark.skipif(shutil.which("g++") is None, reason="needs a compiler of C++")
+@pytest.mark.parametrize("epochs", [1, 3])
+def test_the_round_in_cpp_trains_the_weights_that_silograph_trains(
+    graph: Graph, tmp_path: Path, epochs: int
+) -> None:
+    config = config_of(local_epochs=epochs, hidden=128, dtype="float32")
+    ours = side.Ours(prepare(config, graph))
+    program = build_floor(tmp_path)
+    assert program is not None
+    floor = Floor(program, tmp_path, ours.setup.cut, ours.setup.config, ours.weights)
+    for _ in range(2):
+        floor.round(), ours.round()
+    for name, w in floor.weights.items():
+        torch.testing.assert_close(w, ours.weights[name], rtol=0, atol=1e-4)
+    floor.child.close()
+
+
+def test_peers_that_are_missing_are_said_to_be(
+    make_graph: MakeGraph, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    graph = make_graph(sparse=True)
+    monkeypatch.setattr(race, "graph_of", lambda *_: graph)
+    monkeypatch.setattr(peers, "build_floor", lambda _: None)
+    monkeypatch.setattr(timing, "TURN_SECONDS", 1e-9)
+    row = peers.race_peers(Shape("planted", 4, epochs=1), SHORT)
+    assert set(row["seconds_a_round"]) == set(OURS)
+    lines = lines_of(next(iter(PEERS)), row)
+    assert sum(line.endswith("not measured") for line in lines) == 5
+    assert any(KEPT in line for line in lines)
+
+
+def test_a_side_with_another_optimizer_does_other_work(
+    make_graph: MakeGraph, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    graph = make_graph(sparse=True)
+    monkeypatch.setattr(race, "graph_of", lambda *_: graph)
+    one, other = (
+        race.ours(Shape("planted", 4), SHORT, keep_optimizer=keeps) for keeps in OURS.values()
+    )
+    with pytest.raises(RuntimeError, match="the sides do not do the same work"):
+        race.logits_apart({REBUILT: one, KEPT: other}, REBUILT, one.setup, "float32")
+
+
+def test_a_run_in_another_process_waits_for_commands() -> None:
+    options = {"graph": "digits", "clients": 3, "partition": "random", "rounds": 100, "hidden": 4}
+    script = Path(side.__file__).with_name("turns.py")
+    child = timing.Child([sys.executable, str(script), json.dumps(options)])
+    spent = timing.timed(child, 2)
+    assert spent.wall > 0
+    assert spent.cpu > 0
+    (score,) = child.ask("score 0")
+    assert 0 <= score <= 1
+    child.close()
+    with pytest.raises(ValueError, match="closed file"):
+        child.ask("rounds 1")
+
+
 def test_loops_drop_activations_in_training_only(graph: Graph) -> None:
     setup = prepare(config_of(dropout=0.5), graph)
     start = side.Ours(setup).weights
@@ -97,12 +158,12 @@ def test_loops_drop_activations_in_training_only(graph: Graph) -> None:
 def test_a_race_fails_where_a_side_does_other_work(
     graph: Graph, monkeypatch: pytest.MonkeyPatch, dtype: str
 ) -> None:
-    monkeypatch.setattr(bench, "graph_of", lambda *_: graph)
+    monkeypatch.setattr(race, "graph_of", lambda *_: graph)
     shape = Shape("planted", 4)
-    assert set(bench.agreement(shape, SHORT, "dense", dtype)) == {"tuned", *VARIANTS}
+    assert set(race.agreement(shape, SHORT, "dense", dtype)) == {"tuned", *VARIANTS}
     monkeypatch.setattr(TunedLoop, "round", lambda _: None)
     with pytest.raises(RuntimeError, match="the sides do not do the same work"):
-        bench.agreement(shape, SHORT, "dense", dtype)
+        race.agreement(shape, SHORT, "dense", dtype)
 
 
 def test_sides_take_turns_in_changing_order(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -112,6 +173,13 @@ def test_sides_take_turns_in_changing_order(monkeypatch: pytest.MonkeyPatch) -> 
     spent = timing.take_turns(sides, SHORT)
     assert "".join(seen) == "aaabbb" + "ab" + "ba"
     assert [len(turns) for turns in spent.values()] == [2, 2]
+
+
+def test_a_turn_can_be_as_many_rounds_on_all_sides(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(timing, "timed", lambda act, n: act(n) or timing.Spent(1.0, 2.0))
+    seen: list[int] = []
+    timing.take_turns({"one": seen.append, "other": seen.append}, SHORT, 7)  # type: ignore[dict-item]
+    assert seen == [1] * 2 * timing.WARM_UP + [7] * 4
 
 
 def test_ratios_are_of_neighbors() -> None:
@@ -130,7 +198,7 @@ def test_a_cell_is_measured_once_and_shown(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     graph = make_graph(150, sparse=True)
-    monkeypatch.setattr(bench, "graph_of", lambda *_: graph)
+    monkeypatch.setattr(race, "graph_of", lambda *_: graph)
     monkeypatch.setattr(bench, "LINES", tmp_path / "bench.jsonl")
     monkeypatch.setattr(bench, "PAGE", tmp_path / "bench.md")
     monkeypatch.setattr(timing, "TURN_SECONDS", 1e-9)
@@ -160,6 +228,19 @@ def test_every_other_cell_has_its_lines() -> None:
         "epoch-cora": {"epochs": {"1 epoch, judged": {"ratio": ratio}}},
         "threads-cora-100": {"ratio": ratio},
         "help": {"seconds_a_call": spent},
+        "peers-100-e1": {
+            "apart": {CPP: 1e-6},
+            "seconds_a_round": dict.fromkeys((CPP, *OURS), spent),
+            "over_ours": {},
+            "over_cpp": {REBUILT: ratio},
+            "kept_over_rebuilt": ratio,
+        },
+        "memory-kept": {"peak_gb": {"rebuilt": 1.0, "kept": 1.5}, "imports_gb": 0.25},
+        "before-fedais": {"before": "0", "seconds_a_round": [spent, spent], "ratio": ratio},
+        "silos-3": {
+            "seconds_a_round": {"silos": spent, "simulation": spent},
+            "over": {"simulation": ratio},
+        },
         "memory": {"peak_gb": {"compiled": 1.234, "torch": "failed: why"}},
     }
     lines = tables({name: row | machine for name, row in rows.items()}).splitlines()
@@ -167,6 +248,17 @@ def test_every_other_cell_has_its_lines() -> None:
         "| federated over centralized, cora, 100 clients, 1 epoch, judged "
         "| CPU 12.3 (10.0 to 20.0), wall clock 1.25 (1.00 to 1.50) | at most 2.5 |"
     ) in lines
+    peer = "cora, 100 clients, 1 epoch"
+    clocks = "CPU 12.3 (10.0 to 20.0), wall clock 1.25 (1.00 to 1.50)"
+    assert f"| peers-100-e1 | {CPP} | 250.0 | - | - | - | 1e-06 |" in lines
+    assert f"| silograph over C++, Adam rebuilt, {peer} | {clocks} | at most 2.6 |" in lines
+    assert f"| Adam kept over rebuilt, {peer} | {clocks} | at most 1.8 |" in lines
+    what = "peak memory, cora, 100 clients, Adam kept over rebuilt"
+    assert f"| {what} | 1.50, imports alone take 0.25 GB | at most 1.2 |" in lines
+    what = "fedais, 0 over now, cora, 10 clients, 250 and 250 ms"
+    assert f"| {what} | {clocks} | at least 2.5 |" in lines
+    what = "round of 3 silos over simulation, cora, CPU 250 and 250 ms"
+    assert f"| {what} | {clocks} | at most 3 |" in lines
     assert "| 1 thread over 2, cora-100 | wall clock 1.25 (1.00 to 1.50) | - |" in lines
     assert "| `silograph --help` | CPU 0.25 s, wall clock 0.50 s | CPU under 0.4 s |" in lines
     what = "peak memory, coauthor_cs, 1,000 clients, width 256"
