@@ -101,7 +101,8 @@ def edge_homophily(graph: Graph) -> float:
     """
     if graph.has_numbers:
         return math.nan
-    labeled, adj, agreement, num_known, num_same = graph.labeled, graph.adj, [], 0, 0
+    labeled, adj, num_known, num_same = graph.labeled, graph.adj, 0, 0
+    agreement: list[Tensor] = []
     for start, end in _row_chunks(adj):
         first, last = int(adj.indptr[start]), int(adj.indptr[end])
         row = torch.repeat_interleave(torch.arange(start, end), adj.degree[start:end])
@@ -366,7 +367,8 @@ def _count_edges(graph: Graph, partition: Partition) -> _EdgeCounts:
     between = None
     if clients <= MOST_PAIRED:
         between = torch.zeros(clients, clients, dtype=torch.int64)
-    covered, num_covered = [], 0
+    covered: list[Tensor] = []
+    num_covered = 0
     for edges in held_edges(graph.adj, partition.nodes):
         is_internal, is_external = partition.internal(edges), partition.external(edges)
         row, (start, end) = edges.row[is_internal], edges.rows

@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from silograph.core.errors import PartitionError
 from silograph.graph import heterogeneity
-from silograph.graph.block.block import connect
+from silograph.graph.block.block import connect, whole
 from silograph.graph.csr import CSR
 from silograph.graph.graph import Graph
 from silograph.graph.heterogeneity import describe
@@ -112,6 +112,15 @@ def test_chunks_are_whole_clients_and_all_edges(
 
 def _clients(chunk: cuts.HeldEdges, num_nodes: int) -> int:
     return chunk.num_places // num_nodes
+
+
+def test_the_uncut_graph_is_the_cut_into_one_client(make_graph: MakeGraph) -> None:
+    graph = make_graph(60)
+    uncut = whole(graph)
+    drops_nothing = replace(uncut, dropped=torch.zeros(graph.adj.nnz, dtype=torch.bool))
+    for weight in weights_of(graph):
+        weighted = replace(graph, edge_weight=weight)
+        assert_same(connect(weighted, uncut), connect(weighted, drops_nothing))
 
 
 def test_dropped_edges_of_another_graph_are_refused(make_graph: MakeGraph) -> None:

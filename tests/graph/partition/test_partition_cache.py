@@ -68,7 +68,7 @@ def test_everything_that_decides_the_parts_counts(
         cut(other)
     cut(graph, clients=10)
     cut(graph, key=1)
-    monkeypatch.setattr(partition_cache.importlib.metadata, "version", lambda _name: "0")
+    monkeypatch.setattr("importlib.metadata.version", lambda _name: "0")
     cut(graph)
     assert len(calls) == len(list(folder.iterdir())) == 6
     cut(replace(graph, x=torch.zeros(NODES, 1), y=graph.y.flip(0)))  # METIS sees neither

@@ -117,6 +117,8 @@ def connect(graph: Graph, partition: Partition) -> tuple[CSR, Halo, Route]:
     """
     nodes, client_of_row, num_nodes = partition.copies, partition.client_of_node, graph.num_nodes
     num_rows, clients = len(nodes), len(partition.ids)
+    if clients == 1 and num_rows == num_nodes and partition.dropped is None:
+        return _uncut(graph)
     off = torch.searchsorted(client_of_row, torch.arange(clients + 1))
     is_owner = partition.owner[nodes] == client_of_row
     row_at_owner = torch.full((num_nodes,), -1)
@@ -157,6 +159,17 @@ def connect(graph: Graph, partition: Partition) -> tuple[CSR, Halo, Route]:
     )
     route = Route(place[owner_row_of_slot], halo.off, boundary_off)
     return internal.csr(num_rows), halo, route
+
+
+def _uncut(graph: Graph) -> tuple[CSR, Halo, Route]:
+    """Return what `connect` does for one client that holds all nodes; edges are the graph's own."""
+    adj, weight = graph.adj, graph.edge_weight
+    dtype = index_dtype(adj.nnz, adj.num_cols)
+    internal = CSR(adj.indptr.to(dtype), adj.indices.to(dtype), weight, adj.num_cols)
+    none, off = torch.zeros(0, dtype=torch.int64), torch.zeros(2, dtype=torch.int64)
+    no_entries = torch.zeros(adj.num_rows + 1, dtype=torch.int32), none.int()
+    external = CSR(*no_entries, None if weight is None else weight[:0], 0)
+    return internal, Halo(off, external, none, none, off), Route(none, off, off)
 
 
 class _GrowingTensor:

@@ -368,7 +368,8 @@ def held_edges(adj: CSR, nodes: Sequence[Tensor]) -> Iterator[HeldEdges]:
 def _client_groups(entry_off: list[int], num_nodes: int) -> list[tuple[int, int]]:
     """Return the first and last + 1 client of each chunk; `entry_off` (C + 1,) stored edges."""
     clients, most = len(entry_off) - 1, max(1, CHUNK_PLACES // num_nodes)
-    groups, first = [], 0
+    groups: list[tuple[int, int]] = []
+    first = 0
     for last in range(1, clients + 1):
         is_full = last - first == most
         if is_full or last == clients or entry_off[last + 1] - entry_off[first] > CHUNK_EDGES:
