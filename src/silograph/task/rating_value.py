@@ -291,22 +291,32 @@ class RatingTask:
         """
         del val_histogram  # numbers have no histograms
         _check_rows(rows)
-        error = rows.logits[:, 0].double() - rows.y.double()
-        no_rows = torch.zeros_like(rows.val)
-        kinds = {"": ~no_rows, "seen.": no_rows, "unseen.": no_rows}
+        error, groups = rows.logits[:, 0].double() - rows.y.double(), rows.groups
+        square = error.square()
+
+        def sums(values: Tensor, place: Tensor, each: int) -> Tensor:
+            """Return sums of values (j,) by client and in `each` places of it, (C, each)."""
+            zeros = values.new_zeros(groups * each)
+            return zeros.index_add_(0, place, values).view(groups, each)
+
+        place = 2 * rows.group + (~rows.val).long()  # of validation, then of testing
+        count = torch.bincount(place, minlength=2 * groups).view(groups, 2)
+        totals, absolute = sums(square, place, 2), sums(error.abs(), place, 2)
+        # By part, of what is seen and what is not.
+        known_count, known_square = count.new_zeros(groups, 2, 2), square.new_zeros(groups, 2, 2)
         if rows.seen is not None:
-            kinds |= {"seen.": rows.seen, "unseen.": ~rows.seen}
+            place = 2 * place + (~rows.seen).long()
+            known_count = torch.bincount(place, minlength=4 * groups).view(groups, 2, 2)
+            known_square = sums(square, place, 4).view(groups, 2, 2)
         fields: dict[str, Tensor] = {}
-        for part, in_part in zip(PARTS, (rows.val, ~rows.val), strict=True):
-            for kind, mask in kinds.items():
-                selected = in_part & mask
-                count = torch.bincount(rows.group[selected], minlength=rows.groups)
-                fields[f"{part}.{kind}nodes"] = count.int()
-                fields[f"{part}.{kind}square"] = rows.sum_by_client(
-                    error[selected].square(), selected
-                )
-            fields[f"{part}.absolute"] = rows.sum_by_client(error[in_part].abs(), in_part)
-            fields[f"{part}.loss"] = fields[f"{part}.square"].clone()
+        for number, part in enumerate(PARTS):
+            fields[f"{part}.nodes"] = count[:, number].int()
+            fields[f"{part}.square"] = totals[:, number].clone()
+            for kind, name in enumerate(("seen", "unseen")):
+                fields[f"{part}.{name}.nodes"] = known_count[:, number, kind].int()
+                fields[f"{part}.{name}.square"] = known_square[:, number, kind].clone()
+            fields[f"{part}.absolute"] = absolute[:, number].clone()
+            fields[f"{part}.loss"] = totals[:, number].clone()
         return fields
 
     def counts(self, outputs: int, *, val_histogram: bool = False) -> Mapping[str, CountSpec]:
