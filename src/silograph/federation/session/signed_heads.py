@@ -133,12 +133,12 @@ def share_heads(peers: Mapping[str, Peer], report: EventCallback) -> None:
         heads.append(signed.to_facts())
     for peer in peers.values():
         peer.send(Type.HEADS, facts_body({"heads": heads}))
-    num_told = 0
+    num_silos = 0
     for peer in peers.values():
         try:
             peer.answer(Type.DONE, SECONDS)
-            num_told += 1
+            num_silos += 1
         except LostError as error:
             report(Event(What.NOTE, peer.name, note=f"{peer.name} has no audit heads: {error}"))
-    note = f"signed heads of {len(heads)} audits are at {num_told} silos"
+    note = f"signed heads of {len(heads)} audits are at {num_silos} silos"
     report(Event(What.NOTE, note=note))
