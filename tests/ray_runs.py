@@ -10,6 +10,7 @@ import json
 import os
 import random
 import signal
+import subprocess
 import sys
 import time
 import warnings
@@ -239,20 +240,22 @@ def node(folder: Path) -> dict[str, Any]:
     return {"pairs": pairs}
 
 
+def victim(folder: Path, address: str, last: str) -> dict[str, Any]:
+    """A run whose process is killed after a round; it has a checkpoint of the one before."""
+    kill = Killer(lambda: os.kill(os.getpid(), signal.SIGKILL), {int(last)})
+    run(folder, "fedper", rounds=6, engine="ray", address=address, progress=kill)
+    raise AssertionError
+
+
 def driver(folder: Path) -> dict[str, Any]:
     """The process of a run is killed; it is resumed, and new runs start on the same cluster."""
     here, pairs = run(folder / "here", "fedper", rounds=6), []
     with cluster_of(2, 2) as cluster:
         for number in range(3):
             out = folder / str(number)
-            child = os.fork()
-            if child == 0:
-                kill = Killer(lambda: os.kill(os.getpid(), signal.SIGKILL), {2 + number})
-                options = {"rounds": 6, "engine": "ray", "address": cluster.address}
-                run(out, "fedper", progress=kill, **options)
-                os._exit(1)
-            _, status = os.waitpid(child, 0)
-            assert os.WTERMSIG(status) == signal.SIGKILL
+            words = ["victim", str(out), cluster.address, str(2 + number)]
+            victim_process = [sys.executable, "-m", "ray_runs", *words]
+            assert subprocess.run(victim_process, check=False).returncode == -signal.SIGKILL
             engine = {"engine": "ray", "address": cluster.address, "workers": 2}
             sg.resume(out, graph=graph(), engine=engine)
             pairs.append([here, digest_of(out)])
@@ -264,7 +267,7 @@ def driver(folder: Path) -> dict[str, Any]:
 
 
 CASES: dict[str, Callable[..., dict[str, Any]]] = {
-    case.__name__: case for case in (local, methods, code, actors, node, driver)
+    case.__name__: case for case in (local, methods, code, actors, node, driver, victim)
 }
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import jinja2
 
-from silograph.core.config import RunConfig
+from silograph.core.config import ENGINE, RunConfig
 from silograph.core.files import write_atomic
 from silograph.evaluation.views import means_of
 from silograph.experiment.report.reading import (
@@ -137,6 +137,7 @@ def applies(run: RunRecord, name: str, value: Any) -> bool:
         "local_bias": run.cut is not None,
         "strict": run.cut is not None,
         "block_size": run.cut is not None,
+        "engine": value != "local",
         "layers": "module" not in run.about["model"],
         "hidden": "module" not in run.about["model"] and config.get("layers") != 1,
     }
@@ -683,7 +684,7 @@ LOADING = (
 )
 CUTTING = ("partition", "alpha", "favored_classes", "favor", "clients_per_part", "part_share")
 DRAWING = ("share_mean", "share_variance", "share_classes", "partition_seed")
-COMPUTING = ("local_bias", "strict", "block_size")
+COMPUTING = ("local_bias", "strict", "block_size", *ENGINE)
 UNUSED = (*LOADING, *CUTTING, *DRAWING, *COMPUTING)
 
 

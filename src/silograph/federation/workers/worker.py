@@ -215,7 +215,7 @@ class WorkerServer:
             arguments: packed; in place of an argument may be the report of another method, also of
                 another worker, that returned it.
         """
-        notes, value, failure = Notes([], [], []), None, None
+        notes, value = Notes([], [], []), None
         try:
             values = list(map(_value_of, arguments))
             with _recorded(notes), standard_numerics():
@@ -225,8 +225,7 @@ class WorkerServer:
                     value = getattr(self._worker, method)(*values)
             return pack(Report(value, None, None, notes))
         except Exception as error:
-            failure = error
-        return _pack_failure(failure, notes)
+            return _pack_failure(error, notes)
 
 
 def _value_of(packed: Packed) -> Any:
@@ -244,9 +243,9 @@ def _pack_failure(error: Exception, notes: Notes) -> Packed:
     if cause is not None:
         lines = "".join(traceback.format_exception(cause)).rstrip()
         cause.add_note(f"in a worker:\n{lines}")
-    for told_cause in (cause, None):
+    for known_cause in (cause, None):
         try:
-            packed = pack(Report(None, error, told_cause, notes))
+            packed = pack(Report(None, error, known_cause, notes))
             unpack(packed)  # some errors are written, but not read again
         except Exception:  # of a user's own class, whatever it does
             continue
