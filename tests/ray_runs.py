@@ -178,10 +178,10 @@ def code(folder: Path) -> dict[str, Any]:
     options = {name: value for name, value in RUN.items() if name != "hidden"}
     pairs = []
     with cluster_of(2, 1) as cluster:
-        ray_options = {"engine": "ray", "address": cluster.address}
+        ray_options: dict[str, Any] = {"engine": "ray", "address": cluster.address}
         for number, own in enumerate(({"model": Net}, {"method": f"{file}:METHOD"})):
-            for name, engine in (("here", {}), ("there", ray_options)):
-                sg.run(graph(), **options | own | engine, out=str(folder / f"{name}{number}"))
+            for name, engine in (("here", dict[str, Any]()), ("there", ray_options)):
+                sg.run(graph(), **{**options, **own, **engine}, out=str(folder / f"{name}{number}"))
             pairs.append([digest_of(folder / f"{name}{number}") for name in ("here", "there")])
     return {"pairs": pairs}
 

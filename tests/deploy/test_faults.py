@@ -308,7 +308,11 @@ def test_a_disk_that_cannot_be_written_is_named_before_anything_is_sent(
             with pytest.raises((SilographError, OSError), match="disk"):
                 federate((silo,), replace(config, out=str(disk.path / "out")), PLAIN)
             return
-        how = {"state": silo / "state", "audit": silo / "audit.jsonl", "key": silo / "key.pem"}
+        how: dict[str, Any] = {
+            "state": silo / "state",
+            "audit": silo / "audit.jsonl",
+            "key": silo / "key.pem",
+        }
         how[place] = disk.path / place
         with raises_code(ConfigError, "unwritable-path"):
             take_part_in_run(

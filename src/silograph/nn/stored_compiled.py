@@ -428,7 +428,8 @@ def _step_flops(model: Staged, block: ClientBlock, batches: TrainingBatches) -> 
 
     def by_client(ends: np.ndarray) -> np.ndarray:
         """Return the length of each client's runs, (C,) float64."""
-        return np.diff(ends).reshape(-1, clients).sum(0).astype(np.float64)
+        lengths: np.ndarray = np.diff(ends).reshape(-1, clients).sum(0)
+        return lengths.astype(np.float64)
 
     rows = by_client(off)
     total = LOSS_FLOPS * model.outputs * rows
@@ -464,4 +465,5 @@ def _step_flops(model: Staged, block: ClientBlock, batches: TrainingBatches) -> 
 
 def _ends_of_sums(values: np.ndarray, off: np.ndarray) -> np.ndarray:
     """Return sums of the values before each offset."""
-    return np.concatenate([[0], values.cumsum()])[off]
+    sums: np.ndarray = np.concatenate([[0], values.cumsum()])[off]
+    return sums

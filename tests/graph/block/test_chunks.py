@@ -144,7 +144,7 @@ class Largest(TorchDispatchMode):
     """Notes how many values each new tensor has that an operation makes."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.sizes: list[int] = []
 
     def __torch_dispatch__(

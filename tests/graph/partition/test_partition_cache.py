@@ -4,6 +4,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pymetis
@@ -31,7 +32,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The number of parts of every call of METIS."""
     seen: list[int] = []
-    part_graph = pymetis.part_graph
+    part_graph: Any = pymetis.part_graph
 
     def count(parts: int, *values: object, **options: object) -> object:
         seen.append(parts)

@@ -195,9 +195,10 @@ def make_engine(
             single_client_only=single_client_only,
             secure=config.secure_aggregation,
         )
-    from silograph.federation.workers.engine import Pool, Workers, WorkerSettings
+    from silograph.federation.workers.engine import Pool, Workers
     from silograph.federation.workers.processes import ProcessPool
     from silograph.federation.workers.ray_actors import RayPool
+    from silograph.federation.workers.worker import WorkerSettings
 
     def make_pool(most: int) -> Pool:
         if config.engine == "local":

@@ -388,7 +388,8 @@ def distinct_numbers(numbers: Tensor, bound: int) -> tuple[Tensor, Tensor]:
         bound: they are below it.
     """
     if len(numbers) * SPARSE < bound:
-        return torch.unique(numbers, return_inverse=True)
+        distinct, places = torch.unique(numbers, return_inverse=True)
+        return distinct, places
     occurs = torch.zeros(bound, dtype=torch.bool)
     occurs[numbers] = True
     distinct = occurs.nonzero()[:, 0]
