@@ -179,7 +179,8 @@ def code(folder: Path) -> dict[str, Any]:
     pairs = []
     with cluster_of(2, 1) as cluster:
         ray_options: dict[str, Any] = {"engine": "ray", "address": cluster.address}
-        for number, own in enumerate(({"model": Net}, {"method": f"{file}:METHOD"})):
+        own_parts: list[dict[str, Any]] = [{"model": Net}, {"method": f"{file}:METHOD"}]
+        for number, own in enumerate(own_parts):
             for name, engine in (("here", dict[str, Any]()), ("there", ray_options)):
                 sg.run(graph(), **{**options, **own, **engine}, out=str(folder / f"{name}{number}"))
             pairs.append([digest_of(folder / f"{name}{number}") for name in ("here", "there")])
