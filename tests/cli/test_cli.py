@@ -186,7 +186,7 @@ def test_the_set_of_flags() -> None:
         "--no-residual",
         "--no-local-bias",
         "--no-feature-drift",
-        "--no-secure-aggregation",
+        "--plain-aggregation",
         "--no-strict",
     }
     cut = {"--" + name.replace("_", "-") for name in CUT_FIELDS if name != "options"}

@@ -335,6 +335,7 @@ class RunConfig:
         False,
         "the server learns sums over clients only, of weights, gradients and counts, which clients "
         "mask (methods that need no reply of a single client)",
+        off="--plain-aggregation",
     )
     metric: str | None = setting(
         "Results",
