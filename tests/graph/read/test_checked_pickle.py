@@ -164,9 +164,8 @@ def test_no_other_door_leads_to_pickle() -> None:
     workers = SRC / "silograph" / "federation" / "workers"
     for path in SRC.rglob("*.py"):
         text = path.read_text(encoding="utf-8")
-        if path.parent != workers:
-            assert "workers.packing" not in text, path
-        if path not in (door, workers / "packing.py"):
+        if path != door and path.parent != workers:
+            assert "workers.packing" not in text
             assert not re.search(
                 r"^\s*(import|from) (pickle|shelve|marshal|dill|joblib)", text, re.M
             )
