@@ -334,7 +334,7 @@ def held_edges(adj: CSR, nodes: Sequence[Tensor]) -> Iterator[HeldEdges]:
     """
     num_nodes, first_entry, degree = adj.num_rows, adj.indptr.long(), adj.degree
     row_off = offsets(torch.tensor([len(part) for part in nodes]))
-    entry_off = offsets(torch.stack([degree[part].sum() for part in nodes])).tolist()
+    entry_off = offsets(degree[torch.cat(tuple(nodes))])[row_off].tolist()
     groups = _client_groups(entry_off, num_nodes)
     most_places = num_nodes * max(last - first for first, last in groups)
     row_of_place = torch.full((most_places,), -1, dtype=torch.int32)
