@@ -16,7 +16,7 @@ from silograph.federation.in_process import InProcess
 from silograph.graph.block.block import ClientBlock, Route
 from silograph.graph.graph import Graph
 from silograph.methods.base import MethodConfig, ServerState
-from silograph.methods.fedais import FEDAIS, FedAISOptions
+from silograph.methods.fedais import FEDAIS, FedAISOptions, serve
 from silograph.nn.backends import COMPILED, TORCH
 from silograph.nn.fit import Schedule, Training, TrainingFields
 from silograph.nn.optim import SGD, Adam
@@ -96,6 +96,28 @@ def test_both_backends_do_the_same(
     for name, ours in found[0].items():
         torch.testing.assert_close(found[1][name], ours, rtol=0, atol=1e-10, msg=name)
     assert ledgers[0] == ledgers[1]
+
+
+@pytest.mark.parametrize("moved", [None, 0.1])
+def test_owners_that_are_not_asked_do_nothing(
+    make_graph: MakeGraph, monkeypatch: pytest.MonkeyPatch, moved: float | None
+) -> None:
+    """A block that answers whole for some of its clients gives what they alone give."""
+    block, route, _ = cut_of(make_graph(60), 8, "random")
+    options = replace(OPTIONS, drawn=1, batches=9, tau=1, moved=moved)
+    cfg = config(options=options, backend=COMPILED)
+    found, ledgers = [], []
+    for _ in range(2):
+        fed, state = play(cfg, block, route, rounds=2, size=8)
+        asked = [len(r.clients) for r in fed.ledger.records if r.op == "serve"]
+        assert min(asked) < 8
+        found.append(fields_of(fed, state))
+        ledgers.append([record.to_line() for record in fed.ledger.records])
+        assert "idle_without_rows" in serve.__dict__ or len(found) == 2
+        monkeypatch.delitem(serve.__dict__, "idle_without_rows", raising=False)
+    assert ledgers[0] == ledgers[1]
+    for name, whole in found[0].items():
+        assert torch.equal(whole, found[1][name]), name
 
 
 def held_by(clients: int, used: int, wrong: str = "") -> TrainingFields:

@@ -151,7 +151,7 @@ from silograph.nn.fit import (
 from silograph.nn.mini_batches import FULL, Fanout, Full, Neighbors
 from silograph.nn.optim import SGD, Adam, Optimizer
 from silograph.nn.segment import segment_sum
-from silograph.nn.stored_batches import DrawnBatches, draw_batches
+from silograph.nn.stored_batches import BatchRows, DrawnBatches, draw_batches
 from silograph.task.counts import judges_of
 from silograph.task.registry import task_of
 
@@ -1037,7 +1037,7 @@ def take_steps_compiled_(
     cfg, block, drawn = clients.cfg, clients.block, compiled_batches(clients, state, numbers)
     model, stored = divisible(cfg.model), readable_rows(clients, state)
     off, num_batches_now = torch.from_numpy(drawn.rows.off), len(numbers)
-    share = batch_loss_weights(state, off, drawn.places)
+    share = batch_loss_weights(state, off, drawn.rows.places)
     if share is None:
         counts = off.diff()
         share = torch.repeat_interleave(1 / counts.to(dtype_of(block)), counts)
@@ -1058,13 +1058,14 @@ def take_steps_compiled_(
 
 def compiled_batches(clients: FedAISClients, nodes: DrawnNodes, numbers: range) -> DrawnBatches:
     """Return batches with their edges, drawn once for their exchange and for their training."""
-    cfg, block = clients.cfg, clients.block
-    rows, off, places = rows_of_batches(cfg, block, nodes, numbers)
+    cfg, block, sample = clients.cfg, clients.block, nodes.sample.t
     keys = tuple(clients.key.fold("batch", number) for number in numbers)
     cached = block.memo.get("drawn batches")
-    if not isinstance(cached, DrawnBatches) or not cached.is_of(keys, rows):
+    if not isinstance(cached, DrawnBatches) or not cached.is_of(keys, sample):
         graphs = stored_rows.surroundings(block, halo=False), surroundings_of(clients)
-        cached = draw_batches(graphs, rows, off, places, cfg.options.drawn, keys)
+        rows, off, places = rows_of_batches(cfg, block, nodes, numbers)
+        batches = BatchRows.of(rows, off, places, sample, len(numbers))
+        cached = draw_batches(graphs, batches, cfg.options.drawn, keys)
         block.memo["drawn batches"] = cached
     return cached
 

@@ -26,18 +26,23 @@ class BatchRows:
         rows: (b,) int64 of the block.
         off: (J C + 1,) int64 of each run.
         batch: (b,) int64 number of each row's batch among the J.
+        places: (b,) int64 of the rows among the nodes that the round has drawn.
+        sample: these nodes, (m,).
     """
 
     rows: np.ndarray
     off: np.ndarray
     batch: np.ndarray
+    places: Tensor
+    sample: Tensor
 
     @staticmethod
-    def of(rows: Tensor, off: Tensor, batches: int) -> "BatchRows":
-        """Return rows (b,) with offsets (J C + 1,) as arrays."""
+    def of(rows: Tensor, off: Tensor, places: Tensor, sample: Tensor, batches: int) -> "BatchRows":
+        """Return rows (b,) with offsets (J C + 1,) as arrays; the others are as above."""
         ends = off.numpy()
         counts = np.diff(ends[:: (len(ends) - 1) // batches])
-        return BatchRows(rows.numpy(), ends, np.repeat(np.arange(batches), counts))
+        batch = np.repeat(np.arange(batches), counts)
+        return BatchRows(rows.numpy(), ends, batch, places, sample)
 
 
 @dataclass(frozen=True, eq=False)
@@ -105,7 +110,6 @@ class DrawnBatches:
     Attributes:
         keys: of the batches.
         rows: of the batches.
-        places: (b,) int64 of the rows among the nodes that the round has drawn.
         alone: edges of each client's own graph, for the stage that features enter.
         around: edges of the graph with the halo, for all later stages.
         slot: (e,) int64 halo slot that sends along each of these; -1: an own row does.
@@ -113,14 +117,13 @@ class DrawnBatches:
 
     keys: tuple[Key, ...]
     rows: BatchRows
-    places: Tensor
     alone: Edges
     around: Edges
     slot: np.ndarray
 
-    def is_of(self, keys: tuple[Key, ...], rows: Tensor) -> bool:
-        """Return whether they are the batches with these keys and rows (b,)."""
-        return self.keys == keys and np.array_equal(self.rows.rows, rows.numpy())
+    def is_of(self, keys: tuple[Key, ...], sample: Tensor) -> bool:
+        """Return whether they are the batches of a sample (m,) with these keys."""
+        return self.keys == keys and torch.equal(self.rows.sample, sample)
 
     def slots(self, *, of_all: bool) -> Tensor:
         """Return the slots (k,) int64 that the first batch has drawn, or all of them have."""
@@ -131,27 +134,19 @@ class DrawnBatches:
 
 
 def draw_batches(
-    graphs: tuple[Surroundings, Surroundings],
-    rows: Tensor,
-    off: Tensor,
-    places: Tensor,
-    count: int,
-    keys: tuple[Key, ...],
+    graphs: tuple[Surroundings, Surroundings], rows: BatchRows, count: int, keys: tuple[Key, ...]
 ) -> DrawnBatches:
     """Draw at most `count` neighbors of each row of J batches, 0: all.
 
     Args:
         graphs: of own rows alone, and with the halo.
-        rows: (b,) int64 of the block.
-        off: (J C + 1,) int64 of each run.
-        places: see `DrawnBatches`.
+        rows: of the batches.
         count: of neighbors.
         keys: of the batches.
     """
     alone, around = graphs
-    batch_rows = BatchRows.of(rows, off, len(keys))
-    edges = [draw_edges(alone, batch_rows, count, keys)]
+    edges = [draw_edges(alone, rows, count, keys)]
     if around.graph is not alone.graph:
-        edges.append(draw_edges(around, batch_rows, count, keys))
+        edges.append(draw_edges(around, rows, count, keys))
     slot = around.slot.numpy()[edges[-1].node]
-    return DrawnBatches(keys, batch_rows, places, edges[0], edges[-1], slot)
+    return DrawnBatches(keys, rows, edges[0], edges[-1], slot)

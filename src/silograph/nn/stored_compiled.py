@@ -163,9 +163,11 @@ def train_(
     check_fields(model, training, fields, block.num_clients, int(data.called.used_off[-1]))
     check_stored(model, stored, block)
     flat_weights = fields[f"weights/{FLAT}"].t
-    own_rows = torch.cat(
-        [flat_weights.new_empty(len(block.row_key), 0), *(stored.own[n] for n in stages)], 1
-    )
+    # Stages side by side; the rows of a single one are changed where they are.
+    parts = [stored.own[n] for n in stages]
+    is_single = len(parts) == 1 and parts[0].is_contiguous()
+    no_columns = flat_weights.new_empty(len(block.row_key), 0)
+    own_rows = parts[0] if is_single else torch.cat([no_columns, *parts], dim=1)
     batch_arrays = _arrange_batches(model, block, batches, own_rows)
     w, m1, m2 = (_tensors_of_kind(model, fields, kind) for kind in _weight_and_moment_kinds(fields))
     clients = kernels.TrainingArrays(w, m1, m2, fields[STEPS].t.numpy())
@@ -177,8 +179,10 @@ def train_(
         )
 
     run_in_threads(block, train)
-    for number, part in zip(stages, own_rows.split([*_stage_widths(model)], dim=1), strict=True):
-        stored.own[number].copy_(part)
+    if not is_single:
+        trained = own_rows.split([*_stage_widths(model)], dim=1)
+        for number, part in zip(stages, trained, strict=True):
+            stored.own[number].copy_(part)
     flops, counts = _step_flops(model, block, batches), batches.rows.off.reshape(-1)
     steps = (np.diff(counts).reshape(-1, block.num_clients) > 0).sum(0)
     report_clients(flops)
