@@ -15,7 +15,7 @@ import json
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -84,9 +84,9 @@ def difference_of(one: Result, other: Result) -> float:
     return max(float((a[name] - b[name]).abs().max()) for name in a)
 
 
-def simulated(graph: Graph, rounds: int, times: int) -> None:
+def simulated(graph: Graph, rounds: int, times: int, silos: Sequence[int] = SILOS) -> None:
     """Compare rounds in one process."""
-    for clients in SILOS:
+    for clients in silos:
         seconds: dict[bool, list[float]] = {False: [], True: []}
         results: dict[bool, Result] = {}
         for _ in range(times):
@@ -114,24 +114,24 @@ def simulated(graph: Graph, rounds: int, times: int) -> None:
         )
 
 
-def protocol(times: int) -> None:
+def protocol(times: int, silos: Sequence[int] = SILOS) -> None:
     """Measure one sum, at a silo and at the server."""
-    for count in SILOS:
+    for count in silos:
         best = [float("inf")] * 2
         for _ in range(times if count < 50 else 1):
             names = [f"silo{i:03}" for i in range(count)]
             values = {n: np.arange(VALUES, dtype=np.uint64) for n in names}
             start = time.process_time()
-            silos = {name: SiloSum(name, ABOUT) for name in names}
+            parties = {name: SiloSum(name, ABOUT) for name in names}
             server = ServerSum(ABOUT)
             for name in names:
-                server.add_keys(name, silos[name].advertise())
+                server.add_keys(name, parties[name].advertise())
             for name in names:
-                server.add_shares(name, silos[name].share(server.keys_for(name), names))
+                server.add_shares(name, parties[name].share(server.keys_for(name), names))
             for name in names:
-                server.add_masked(name, silos[name].mask(values[name], server.shares_for(name)))
+                server.add_masked(name, parties[name].mask(values[name], server.shares_for(name)))
             for name in names:
-                server.add_revealed(name, silos[name].reveal(*server.request_for(name)))
+                server.add_revealed(name, parties[name].reveal(*server.request_for(name)))
             at_silos = time.process_time() - start
             start = time.process_time()
             total = server.unmask()
@@ -207,14 +207,17 @@ def main() -> None:
     parser.add_argument("graph", nargs="?")
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--times", type=int, default=3)
+    parser.add_argument("--silos", type=int, nargs="*", default=SILOS)
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     if arguments.part == "protocol":
-        protocol(arguments.times)
+        protocol(arguments.times, arguments.silos)
         return
     graph = sg.load(arguments.graph)
-    part = simulated if arguments.part == "simulated" else sessions
-    part(graph, arguments.rounds, arguments.times)
+    if arguments.part == "simulated":
+        simulated(graph, arguments.rounds, arguments.times, arguments.silos)
+    else:
+        sessions(graph, arguments.rounds, arguments.times)
 
 
 if __name__ == "__main__":

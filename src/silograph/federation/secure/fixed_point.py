@@ -75,16 +75,23 @@ def encode(values: np.ndarray, form: FixedPoint, weight: float = 1.0, name: str 
     """
     if form.is_weighted and weight == 0:
         return np.zeros(values.shape, np.uint64)
+    _check(_largest(values), form.bound, name)
     if values.dtype.kind != "f" and not form.is_weighted:
-        exact = values.astype(np.int64)
-        _check(float(np.abs(exact.astype(np.float64)).max(initial=0.0)), form.bound, name)
-        return exact.view(np.uint64)
-    floats = values.astype(np.float64)
-    _check(float(np.abs(floats).max(initial=0.0)), form.bound, name)
+        return values.astype(np.int64).view(np.uint64)
+    factor = 2.0**form.bits
     if form.is_weighted:
         _check(weight, MOST_WEIGHT, f"weight of {name}")
-        floats = floats * weight
-    return np.rint(floats * 2.0**form.bits).astype(np.int64).view(np.uint64)
+        factor *= weight
+    # One product in float64, with the rounding of value * weight: the other factor is a power of 2.
+    scaled = np.multiply(values, factor, dtype=np.float64)
+    return np.rint(scaled, out=scaled).astype(np.int64).view(np.uint64)
+
+
+def _largest(values: np.ndarray) -> float:
+    """Return the largest absolute value, NaN if there is one."""
+    if not values.size:
+        return 0.0
+    return max(float(values.max()), -float(values.min()), key=lambda v: (v != v, v))
 
 
 def _check(largest: float, bound: float, name: str) -> None:
