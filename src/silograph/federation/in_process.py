@@ -37,7 +37,7 @@ from silograph.core.payload import (
     state_of,
     take_all,
 )
-from silograph.core.work import Meter, WorkTotals, metered, work_of
+from silograph.core.work import WorkTotals, metered, work_of
 from silograph.federation.base import (
     ALL_NAMES,
     NOTHING,
@@ -473,6 +473,8 @@ class BlockHost:
     ) -> tuple[Payload, ReplyCost]:
         """Run an op at some clients of a block; return their reply and its cost.
 
+        Clients with other fields in their state are called apart.
+
         Args:
             call: the op and what all its clients share.
             number: of the block.
@@ -484,36 +486,21 @@ class BlockHost:
             OpError: it failed.
         """
         op = per_client(call.op) if self._single_client_ops else call.op
-        blocks, size = self.blocks[number], len(clients)
+        reads, overwrites = op.__dict__.get("reads", ALL_NAMES), op.__dict__.get("overwrites", ())
+        state, blocks, size = self.states[number], self.blocks[number], len(clients)
         if self._strict:
             inbox = self._send_over_wire(call.envelope, inbox, size)
-        everyone = blocks.all.num_clients
-        if "idle_without_rows" in op.__dict__ and size < everyone and self.states[number].is_alike:
+        called, everyone = clients, blocks.all.num_clients
+        if "idle_without_rows" in op.__dict__ and size < everyone and state.is_alike:
             # The others get no rows, so they do nothing: no state has to be copied for the call.
-            all_clients = torch.arange(everyone, device=clients.device)
-            whole = {name: spread(field, clients, everyone) for name, field in inbox.items()}
-            reply, meter = self._run_groups(op, call, number, all_clients, whole)
-            reply, meter = take_all(reply, clients), meter.of_clients(clients)
-        else:
-            reply, meter = self._run_groups(op, call, number, clients, inbox)
-        sizes, counts = frame_sizes(op.__name__, reply, size), count_sizes(reply, size)
-        cost = ReplyCost(sizes, counts, meter.totals())
-        if self._strict:
-            reply = self._send_over_wire(call.answer, reply, size)
-        return reply, cost
-
-    def _run_groups(
-        self, op: Op, call: OpCall, number: int, clients: Tensor, inbox: Payload
-    ) -> tuple[Payload, Meter]:
-        """Run an op at clients of a block; those with other fields in their state apart."""
-        reads, overwrites = op.__dict__.get("reads", ALL_NAMES), op.__dict__.get("overwrites", ())
-        state, blocks = self.states[number], self.blocks[number]
-        groups, parts = state.groups(clients), list[Payload]()
+            called = torch.arange(everyone, device=clients.device)
+            inbox = {name: spread(field, clients, everyone) for name, field in inbox.items()}
+        groups, parts = state.groups(called), list[Payload]()
         is_alone = len(groups) == 1
-        with metered(len(clients)) as meter:
+        with metered(len(called)) as meter:
             for group in groups:
                 is_whole = len(group) == blocks.all.num_clients
-                place = group if is_alone else torch.searchsorted(clients, group)
+                place = group if is_alone else torch.searchsorted(called, group)
                 own_inbox = inbox if is_alone else take_all(inbox, place)
                 old = state.all(overwrites) if is_whole else state.take(group, reads)
                 # It may overwrite them: parts are copies, and blocks make their own.
@@ -537,7 +524,13 @@ class BlockHost:
                 del old, new
         if not is_alone:
             reply = join_in_order(parts, torch.cat(groups).argsort())
-        return reply, meter
+        if called is not clients:
+            reply, meter = take_all(reply, clients), meter.of_clients(clients)
+        sizes, counts = frame_sizes(op.__name__, reply, size), count_sizes(reply, size)
+        cost = ReplyCost(sizes, counts, meter.totals())
+        if self._strict:
+            reply = self._send_over_wire(call.answer, reply, size)
+        return reply, cost
 
     def _send_over_wire(self, envelope: Envelope, payload: Payload, clients: int) -> Payload:
         """Return the payload as the other end of a network gets it, encoded and decoded."""
