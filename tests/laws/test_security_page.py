@@ -16,8 +16,8 @@ def test_tables_follow_from_the_messages_the_policy_and_the_attacks() -> None:
 
 
 def test_every_kind_of_message_has_a_row() -> None:
-    """Shares are parts of an evaluation; the optimizer is carried by no message."""
+    """The optimizer is carried by no message."""
     page = (DOCS / "security.md").read_text(encoding="utf-8")
     rows = page.partition("## Kinds of messages")[2].partition("\n## ")[0]
-    for kind in set(Kind) - {Kind.SHARES, Kind.OPTIMIZER}:
+    for kind in set(Kind) - {Kind.OPTIMIZER}:
         assert f"`{kind}`" in rows
