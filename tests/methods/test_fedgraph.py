@@ -435,12 +435,13 @@ def test_a_round_ends_after_all_of_its_steps(make_graph: MakeGraph) -> None:
 def test_a_client_without_training_nodes_takes_no_step(make_graph: MakeGraph) -> None:
     clients, state = begun(make_graph(60), "none")
     state = replace(state, kappa=Stacked(torch.tensor([0, 3, 3, 3])))
+    before = {name: f.t.clone() for name, f in state.weights.items()}
     after = take_step(clients, state)
-    for name, before in state.weights.items():
-        moved = (after.weights[name].t != before.t).flatten(1).any(1)
+    for name, w in before.items():
+        moved = (after.weights[name].t != w).flatten(1).any(1)
         assert moved.tolist() == [False, True, True, True]
     new, reply = run_op(submit, clients, state, LastRows(None))
-    for name, w in after.weights.items():
-        assert torch.equal(reply[f"weights/{name}"].t, w.t)
+    for name, field in after.weights.items():
+        assert torch.equal(reply[f"weights/{name}"].t, field.t)
     assert reply["nodes"].t.tolist() == [0, 3, 3, 3]
     assert set(new) == {"own/logits"}  # as the library keeps them
