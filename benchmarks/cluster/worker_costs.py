@@ -1,4 +1,4 @@
-"""What workers cost and gain: calls, rounds, memory and start-up; writes worker_costs.md.
+"""What workers cost and gain: calls, rounds, memory and start-up.
 
     python benchmarks/cluster/worker_costs.py [--quick] [--ray]
 
@@ -131,8 +131,8 @@ def measure(run: SimulatedRun, engine: Literal["local", "ray"], workers: int) ->
         return {"start": start, **costs_of_engine(fed, run)}
 
 
-def page(rows: list[Row], engine: str) -> str:
-    """Return the page of all rows."""
+def table(rows: list[Row], engine: str) -> str:
+    """Return the table of all rows."""
     base = {(r["graph"], r["clients"]): total(r["round"]) for r in rows if r["workers"] == 1}
     lines = [
         f"| {r['graph']} | {r['clients']} | {r['workers']} | {text(r['call'])} | "
@@ -165,12 +165,12 @@ def text(cost: Mapping[str, float]) -> str:
 
 @standard_numerics()
 def main() -> None:
-    """Measure, and print the page's table and a line of JSON for each row."""
+    """Measure, and print a table, and meanwhile a line of JSON for each row."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("--quick", action="store_true", help="graphs of a twentieth of the size")
+    parser.add_argument("--quick", action="store_true", help="graphs of a fifth of the size")
     parser.add_argument("--ray", action="store_true", help="on Ray instead of processes")
     given = parser.parse_args()
-    scale, rows = 0.05 if given.quick else 1.0, []
+    scale, rows = 0.2 if given.quick else 1.0, []
     for name, (nodes, edges, features, classes) in SIZES.items():
         graph = drawn_graph(int(nodes * scale), int(edges * scale), features, classes)
         for clients in (100, 1000) if name == "PubMed" else (1000,):
@@ -183,7 +183,7 @@ def main() -> None:
                 row = {"graph": name, "clients": clients, "workers": workers}
                 rows.append(row | measure(run, engine, workers))
                 print(json.dumps(rows[-1]), file=sys.stderr, flush=True)
-    print(page(rows, "Ray" if given.ray else "Processes"))
+    print(table(rows, "Ray" if given.ray else "Processes"))
 
 
 if __name__ == "__main__":
