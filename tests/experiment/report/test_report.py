@@ -202,7 +202,7 @@ def test_the_config_marks_what_differs(done: Result, out: Path) -> None:
     silent = {name for name in plain if getattr(done.config, name) is None}
     silent |= {"min_nodes_per_row", "min_silos_per_row"}  # FedAvg sends no rows
     silent |= {"weights_as", "weight_rows"}  # which travel whole
-    silent |= {"secure_aggregation"}
+    silent |= {"secure_aggregation", "engine"}  # plain, and in this process
     silent |= {"edge_weights"}  # of a graph that has none
     silent |= {"evaluation_min_count"}  # no count is left out
     silent |= {"scale"} | ({"momentum"} - {*FAST} if adam_of(done) else set())
