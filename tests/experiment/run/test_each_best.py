@@ -15,7 +15,8 @@ NODES = (5, 4, 0)  # validation nodes of three clients
 
 
 def setup_of(metric: str = "accuracy") -> Setup:
-    schema, config = SimpleNamespace(task="multiclass"), SimpleNamespace(metric=metric)
+    schema = SimpleNamespace(task="multiclass")
+    config = SimpleNamespace(metric=metric, secure_aggregation=False)
     return cast(Setup, SimpleNamespace(schema=schema, config=config))
 
 

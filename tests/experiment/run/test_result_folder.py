@@ -19,7 +19,7 @@ from torch import Tensor
 
 from forked import Forked
 from mistakes import raises_code
-from silograph.core.config import RunConfig, make_config
+from silograph.core.config import ENGINE, RunConfig, make_config
 from silograph.core.errors import CheckpointError, ConfigError, SilographError
 from silograph.core.files import write_atomic
 from silograph.core.resolved_config import ResolvedConfig, to_run_config
@@ -152,7 +152,7 @@ def test_how_the_run_came_about(done: tuple[Path, Result], make_graph: MakeGraph
 def test_everything_that_decides_a_run_is_written_out(done: tuple[Path, Result]) -> None:
     folder, result = done
     about = json.loads((folder / "run.json").read_text(encoding="utf-8"))
-    apart = ("out", "tracker", "options")
+    apart = ("out", "tracker", "options", *ENGINE)
     names = [f.name for f in fields(ResolvedConfig) if f.name not in apart]
     same, options = about["same"], result.config.options
     assert same.keys() == {f"config {name}" for name in names} | {
