@@ -836,7 +836,7 @@ def attack(config: RunConfig, graph: Graph | None = None) -> list[Finding]:
         SilographError: the run cannot be set up, or its method does not train at silos.
     """
     data = source_of(config).read(config.scale) if graph is None else graph
-    here = {"block_size": ALL, "engine": "local", "workers": 1, "address": None}
+    here: dict[str, Any] = {"block_size": ALL, "engine": "local", "workers": 1, "address": None}
     setup = prepare(dataclasses.replace(config, **here), data)
     if setup.method.setting.uncut:
         raise ConfigError(

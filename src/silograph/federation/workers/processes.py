@@ -25,7 +25,7 @@ class LostWorkerError(Exception):
 
 def write_message(stream: IO[bytes], message: Packed) -> None:
     """Write a packed value; the reader knows where it ends."""
-    parts = [memoryview(message.head), *(memoryview(array) for array in message.arrays)]
+    parts = [memoryview(message.head), *(array.data for array in message.arrays)]
     stream.write(LENGTH.pack(len(parts)))
     for part in parts:
         stream.write(LENGTH.pack(part.nbytes))
@@ -42,7 +42,7 @@ def read_message(stream: IO[bytes]) -> Packed:
     parts = []
     for _ in range(_read_length(stream)):
         part = np.empty(_read_length(stream), np.uint8)
-        if part.nbytes and stream.readinto(memoryview(part)) != part.nbytes:  # type: ignore[attr-defined]
+        if part.nbytes and stream.readinto(part.data) != part.nbytes:  # type: ignore[attr-defined]
             raise EOFError
         parts.append(part)
     return Packed(parts[0].tobytes(), parts[1:])
