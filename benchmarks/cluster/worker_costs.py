@@ -170,7 +170,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="graphs of a fifth of the size")
     parser.add_argument("--ray", action="store_true", help="on Ray instead of processes")
     given = parser.parse_args()
-    scale, rows = 0.2 if given.quick else 1.0, []
+    scale, rows = 0.2 if given.quick else 1.0, list[Row]()
     for name, (nodes, edges, features, classes) in SIZES.items():
         graph = drawn_graph(int(nodes * scale), int(edges * scale), features, classes)
         for clients in (100, 1000) if name == "PubMed" else (1000,):
