@@ -68,3 +68,11 @@ def test_values_beyond_their_bound_are_refused_and_those_without_weight_are_out(
         assert not encode(np.array([0.0, bad]), own, 0.0, "weights/w").any()
     with raises_code(ProtocolError, "field-out-of-bounds", field="weight of n"):
         encode(np.zeros(1), own, MOST_WEIGHT + 1, "n")
+
+
+def test_a_single_number_is_encoded_as_others_are() -> None:
+    own = form()
+    for value in (np.float32(0.7), np.float64(-3.25)):
+        whole = encode(np.array([value]), own, 7.0)
+        assert encode(np.array(value), own, 7.0).item() == whole.item()
+        assert decode(whole, own).item() == pytest.approx(7 * float(value), abs=2.0**-own.bits)

@@ -83,7 +83,8 @@ def encode(values: np.ndarray, form: FixedPoint, weight: float = 1.0, name: str 
         _check(weight, MOST_WEIGHT, f"weight of {name}")
         factor *= weight
     # One product in float64, with the rounding of value * weight: the other factor is a power of 2.
-    scaled = np.multiply(values, factor, dtype=np.float64)
+    scaled = np.empty(values.shape)  # of a single number, too, the product must be an array
+    np.multiply(values, factor, out=scaled, dtype=np.float64)
     return np.rint(scaled, out=scaled).astype(np.int64).view(np.uint64)
 
 
