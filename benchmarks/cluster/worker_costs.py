@@ -125,7 +125,8 @@ def measure(run: SimulatedRun, engine: Literal["local", "ray"], workers: int) ->
     """Return the costs of one engine."""
     config = replace(run.resolved.config, engine=engine, workers=workers)
     own = time.process_time()
-    fed = make_engine(config, run.resolved.method_config, run.block, run.route)
+    resolved = replace(run.resolved, config=config)
+    fed = make_engine(replace(run, resolved=resolved, workers=workers))
     with closing(fed):
         start = {"engine": time.process_time() - own, "worker": max(worker_seconds(), default=0.0)}
         return {"start": start, **costs_of_engine(fed, run)}

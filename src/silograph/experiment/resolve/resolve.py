@@ -598,6 +598,7 @@ class SimulatedRun:
         edge_weights: a line on how edge weights are used; None where there are none.
         sums: federated sums of the run, by name.
         warnings: lines on what of the data is not used, or may keep the model from learning.
+        workers: how many share the clients, see `num_workers`.
     """
 
     user_config: RunConfig
@@ -609,6 +610,7 @@ class SimulatedRun:
     edge_weights: str | None
     warnings: tuple[str, ...]
     sums: SumSpecs
+    workers: int | None
 
 
 def resolve_simulation(
@@ -647,7 +649,16 @@ def resolve_simulation(
     resolved = replace(resolved, config=config)
     sums = sum_specs(config, schema_of(cut.graph), method.part)
     return SimulatedRun(
-        user_config, resolved, cut, block, route, server_block, weights_line, warnings, sums
+        user_config,
+        resolved,
+        cut,
+        block,
+        route,
+        server_block,
+        weights_line,
+        warnings,
+        sums,
+        num_workers(resolved.config),
     )
 
 

@@ -22,13 +22,12 @@ from silograph.experiment.resolve.parts import Parts
 from silograph.experiment.resolve.resolve import (
     DTYPES,
     SimulatedRun,
-    num_workers,
     resolve_simulation,
 )
 from silograph.experiment.resolve.run_request import CutGraph
 from silograph.federation.base import Engine
 from silograph.federation.in_process import InProcess
-from silograph.graph.block.block import ClientBlock, Route, make_block, whole
+from silograph.graph.block.block import ClientBlock, make_block, whole
 from silograph.graph.graph import Graph, Schema, schema_of
 from silograph.graph.silos.data import Silos
 from silograph.methods.base import Method, MethodConfig
@@ -149,7 +148,7 @@ def set_up(run: SimulatedRun) -> Setup:
     for line in run.warnings:
         LOG.warning(line)
     keep_freed_memory()
-    federation = make_engine(config, method_config, run.block, run.route)
+    federation = make_engine(run)
     return Setup(
         config,
         run.resolved.parts,
@@ -166,29 +165,21 @@ def set_up(run: SimulatedRun) -> Setup:
     )
 
 
-def make_engine(
-    config: ResolvedConfig, method_config: MethodConfig, block: ClientBlock, route: Route
-) -> Engine:
-    """Return the engine that a config names, started.
-
-    Args:
-        config: of the run.
-        method_config: what ops read.
-        block: all clients.
-        route: owner of each halo slot.
+def make_engine(run: SimulatedRun) -> Engine:
+    """Return the engine that the config of a run names, started.
 
     Raises:
         ConfigError: there is no such cluster, or workers cannot read the run.
     """
+    config, method_config, workers = run.resolved.config, run.resolved.method_config, run.workers
     assert config.block_size is not None  # written out
     strict, compiled = config.strict, method_config.backend.compiled
     single_client_only = method_config.model.single_client_only
-    workers = num_workers(config)
     if config.engine == "local" and workers == 1:
         return InProcess(
             method_config,
-            block,
-            route,
+            run.block,
+            run.route,
             config.block_size,
             strict=strict,
             compiled=compiled,
@@ -208,8 +199,8 @@ def make_engine(
     level = LOG.getEffectiveLevel()
     return Workers(
         WorkerSettings(method_config, strict, single_client_only, config.threads, level),
-        block,
-        route,
+        run.block,
+        run.route,
         config.block_size,
         make_pool,
         workers=workers,
