@@ -32,6 +32,7 @@ PAGE = Path(__file__).parent / "cut.md"
 LINES = PAGE.with_suffix(".jsonl")
 MARK = "<!-- table -->"
 CELLS = [  # shape, scale, clients, partition
+    ("reddit", 0.025, 1000, "random"),
     ("reddit", 0.1, 1000, "random"),
     ("reddit", 0.4, 1000, "random"),
     ("reddit", 1.0, 1000, "random"),
