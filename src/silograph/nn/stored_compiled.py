@@ -348,7 +348,7 @@ def senders_of(
             share = _shares_for_missing(position, share, is_here, len(rows.rows))[is_here]
             row, slot, position, is_slot = (t[is_here] for t in (row, slot, position, is_slot))
     n, num_slots, client_off = len(block.row_key), len(block.halo.key), block.off.numpy()
-    batch, batches = rows.batch[position], len(rows.off) // block.num_clients
+    batch, batches = rows.batch[position], (len(rows.off) - 1) // block.num_clients
     is_own, counts = ~is_slot, np.diff(rows.off)
     own_place, slot_place = (
         batch[is_own] * n + row[is_own],
@@ -420,9 +420,9 @@ def _shares_for_missing(
     total, available = np.zeros((2, rows), share.dtype)
     np.add.at(total, position, share)
     np.add.at(available, position[is_here], share[is_here])
-    scaled: np.ndarray = (
-        share * (total / np.maximum(available, np.finfo(share.dtype).tiny))[position]
-    )
+    factor = np.ones_like(total)  # of rows without any edge it does not matter
+    np.divide(total, available, out=factor, where=available > 0)
+    scaled: np.ndarray = share * factor[position]
     return scaled
 
 
