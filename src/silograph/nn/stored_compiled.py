@@ -420,8 +420,8 @@ def _shares_for_missing(
     total, available = np.zeros((2, rows), share.dtype)
     np.add.at(total, position, share)
     np.add.at(available, position[is_here], share[is_here])
-    # A receiver without available edges has no edges at all then.
-    factor = np.divide(total, available, out=np.zeros_like(total), where=available > 0)
+    factor = np.ones_like(total)  # of rows without any edge it does not matter
+    np.divide(total, available, out=factor, where=available > 0)
     scaled: np.ndarray = share * factor[position]
     return scaled
 
