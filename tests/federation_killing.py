@@ -188,8 +188,8 @@ def federate(killed: Killed, kills: int, rng: random.Random, signals: Sequence[i
             time.sleep(PAUSE * rng.random())
             killed.reap()
             if len(victims) < kills and killed.alive and not killed.is_complete:
-                who = killed.hit_one(rng, signals)
-                victims += [] if who is None else [who]
+                victim = killed.hit_one(rng, signals)
+                victims += [] if victim is None else [victim]
         until = time.monotonic() + 5  # silos that were told of the end
         while killed.alive and time.monotonic() < until:
             time.sleep(0.02)

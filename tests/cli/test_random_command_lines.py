@@ -95,7 +95,20 @@ def random_line(rng: random.Random) -> list[str]:
 def random_run_file(rng: random.Random) -> str:
     """Return the text of a run file whose keys exist, mostly, with values of any type."""
     names = [*RunConfig.__annotations__, "metod", "options.tau", "neighbors.k"]
-    values = ("1", "-1", "0.5", "nan", "inf", "true", '"fedavg"', '"x"', "[]", "{}", "[1, 2]", "''")
+    values: tuple[str, ...] = (
+        "1",
+        "-1",
+        "0.5",
+        "nan",
+        "inf",
+        "true",
+        '"fedavg"',
+        '"x"',
+        "[]",
+        "{}",
+        "[1, 2]",
+        "''",
+    )
     values += ("2026-01-01", "1e400", "99999999999999999999", '"\\u0000"', '"random"', '"gcn"')
     lines = [f"{rng.choice(names)} = {rng.choice(values)}" for _ in range(rng.randrange(1, 6))]
     if rng.random() < 0.1:
