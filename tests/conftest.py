@@ -49,6 +49,8 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
 )
 settings.load_profile("default suite")
+# It runs in a process of its own, on Ray.
+collect_ignore = ["ray_runs.py"]
 MANY_TESTS = 1000  # from which on compiling before the first one pays
 COMPILE = """
 import sys

@@ -61,9 +61,9 @@ def quick(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         "silograph.deploy.server.serve",
         "silograph.deploy.server.resume_server",
         "silograph.deploy.silo.take_part_in_run",
-        "silograph.study.attack.attack",
     ):
         monkeypatch.setattr(place, lambda *given, **named: resolve(*given[:0], **named))
+    monkeypatch.setattr("silograph.study.attack.attack", lambda *_, **__: [])
     monkeypatch.setattr("silograph.study.compare.compare", lambda *_, **__: None)
     monkeypatch.setattr("silograph.study.tune.tune", lambda *_, **__: None)
     for printer in ("print_comparison", "print_search"):
@@ -78,7 +78,7 @@ def random_line(rng: random.Random) -> list[str]:
     name = rng.choice(sorted(group.commands.keys() - LEFT_OUT))
     words = [name]
     parameters = group.commands[name].params
-    for _ in range(rng.randrange(6)):
+    for _ in range(rng.randrange(6) if parameters else 0):
         parameter = rng.choice(parameters)
         if isinstance(parameter, click.Argument):
             words.append(rng.choice(VALUES))
@@ -95,16 +95,21 @@ def random_line(rng: random.Random) -> list[str]:
 def random_run_file(rng: random.Random) -> str:
     """Return the text of a run file whose keys exist, mostly, with values of any type."""
     names = [*RunConfig.__annotations__, "metod", "options.tau", "neighbors.k"]
-    values = ["1", "-1", "0.5", "nan", "inf", "true", '"fedavg"', '"x"', "[]", "{}", "[1, 2]"]
-    values += [
+    values: tuple[str, ...] = (
+        "1",
+        "-1",
+        "0.5",
+        "nan",
+        "inf",
+        "true",
+        '"fedavg"',
+        '"x"',
+        "[]",
+        "{}",
+        "[1, 2]",
         "''",
-        "2026-01-01",
-        "1e400",
-        "99999999999999999999",
-        '"\\u0000"',
-        '"random"',
-        '"gcn"',
-    ]
+    )
+    values += ("2026-01-01", "1e400", "99999999999999999999", '"\\u0000"', '"random"', '"gcn"')
     lines = [f"{rng.choice(names)} = {rng.choice(values)}" for _ in range(rng.randrange(1, 6))]
     if rng.random() < 0.1:
         lines.append(rng.choice(["[", "= 1", "a b", "\x00", "[options]\nx = 1", "[[a]]"]))

@@ -308,12 +308,8 @@ def test_a_disk_that_cannot_be_written_is_named_before_anything_is_sent(
             with pytest.raises((SilographError, OSError), match="disk"):
                 federate((silo,), replace(config, out=str(disk.path / "out")), PLAIN)
             return
-        how: dict[str, Any] = {
-            "state": silo / "state",
-            "audit": silo / "audit.jsonl",
-            "key": silo / "key.pem",
-        }
-        how[place] = disk.path / place
+        how: dict[str, Any] = {"state": silo / "state", "audit": silo / "audit.jsonl"}
+        how |= {"key": silo / "key.pem", place: disk.path / place}
         with raises_code(ConfigError, "unwritable-path"):
             take_part_in_run(
                 read_silo(silo), Attendance("127.0.0.1:1", insecure=True, patience=0.0, **how)
