@@ -87,7 +87,9 @@ def running(tmp_path: Path) -> Iterator[tuple["subprocess.Popen[bytes]", set[str
             process.kill()
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
+@pytest.mark.parametrize(
+    "number", [signal.SIGKILL, pytest.param(signal.SIGINT, marks=pytest.mark.slow)]
+)
 def test_workers_end_with_their_engine(tmp_path: Path, number: signal.Signals) -> None:
     with running(tmp_path) as (process, workers):
         assert len(workers) == 2

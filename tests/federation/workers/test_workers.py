@@ -109,7 +109,7 @@ def test_a_module_of_a_user(make_graph: MakeGraph, rooms: list[Room]) -> None:
     assert here.ledger.records == there.ledger.records
 
 
-@pytest.mark.law(sample=2)
+@pytest.mark.law(sample=6)
 @pytest.mark.parametrize("method", ["fedavg", "scaffold", "fedper", "gcfl", "fedais", "bns"])
 @pytest.mark.parametrize("keep_every", [0, 1, 2])
 def test_lost_workers_change_nothing(
