@@ -435,10 +435,13 @@ def test_a_round_ends_after_all_of_its_steps(make_graph: MakeGraph) -> None:
 def test_a_client_without_training_nodes_takes_no_step(make_graph: MakeGraph) -> None:
     clients, state = begun(make_graph(60), "none")
     state = replace(state, kappa=Stacked(torch.tensor([0, 3, 3, 3])))
-    weights = {name: w.t.clone() for name, w in state.weights.items()}
-    after = take_step(clients, state)  # in place
-    for name, before in weights.items():
-        moved = (after.weights[name].t != before).flatten(1).any(1)
+    weights, moments = (
+        {name: Stacked(f.t.clone()) for name, f in part.items()}
+        for part in (state.weights, state.moments)
+    )
+    after = take_step(clients, replace(state, weights=weights, moments=moments))  # in place
+    for name, before in state.weights.items():
+        moved = (after.weights[name].t != before.t).flatten(1).any(1)
         assert moved.tolist() == [False, True, True, True]
     new, reply = run_op(submit, clients, state, LastRows(None))
     for name, w in after.weights.items():
