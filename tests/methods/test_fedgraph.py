@@ -186,7 +186,7 @@ def test_owners_answer_with_their_own_weights_and_rows_are_constants(
     given = {**ALL, "local_steps": 3}
     setup = setup_of(graph, **{**options, "options": given, "block_size": 4})
     assert isinstance(setup.federation, InProcess)
-    block = setup.federation._host.blocks[0].all
+    block = setup.federation._blocks[0].all
     assert block.num_clients == 4
     start = first_snapshot(setup).state.weights
     assert start is not None
@@ -362,7 +362,7 @@ def begun(graph: Graph, share: str = "hidden") -> tuple[Clients[FedGraphOptions]
     shape = {"block_size": 4, "layers": 3, "keep_optimizer": False}
     setup = setup_of(graph, **{**RUN, "options": given, **shape})
     assert isinstance(setup.federation, InProcess)
-    block = setup.federation._host.blocks[0].all
+    block = setup.federation._blocks[0].all
     start = first_snapshot(setup).state.weights
     assert start is not None
     clients = Clients(setup.method_config, block, Key.of(1), {})
@@ -435,13 +435,16 @@ def test_a_round_ends_after_all_of_its_steps(make_graph: MakeGraph) -> None:
 def test_a_client_without_training_nodes_takes_no_step(make_graph: MakeGraph) -> None:
     clients, state = begun(make_graph(60), "none")
     state = replace(state, kappa=Stacked(torch.tensor([0, 3, 3, 3])))
-    before = {name: f.t.clone() for name, f in state.weights.items()}
-    after = take_step(clients, state)
-    for name, w in before.items():
-        moved = (after.weights[name].t != w).flatten(1).any(1)
+    weights, moments = (
+        {name: Stacked(f.t.clone()) for name, f in part.items()}
+        for part in (state.weights, state.moments)
+    )
+    after = take_step(clients, replace(state, weights=weights, moments=moments))  # in place
+    for name, before in state.weights.items():
+        moved = (after.weights[name].t != before.t).flatten(1).any(1)
         assert moved.tolist() == [False, True, True, True]
     new, reply = run_op(submit, clients, state, LastRows(None))
-    for name, field in after.weights.items():
-        assert torch.equal(reply[f"weights/{name}"].t, field.t)
+    for name, w in after.weights.items():
+        assert torch.equal(reply[f"weights/{name}"].t, w.t)
     assert reply["nodes"].t.tolist() == [0, 3, 3, 3]
     assert set(new) == {"own/logits"}  # as the library keeps them

@@ -22,7 +22,7 @@ MASK = (1 << 64) - 1
 GOLDEN = 0x9E3779B97F4A7C15  # 2^64 / golden ratio: the increment of SplitMix64
 MULTIPLIER_1 = 0xBF58476D1CE4E5B9
 MULTIPLIER_2 = 0x94D049BB133111EB
-MIX_STEPS = (
+MIX_STEPS: tuple[tuple[np.uint64, np.uint64 | None], ...] = (
     (np.uint64(30), np.uint64(MULTIPLIER_1)),
     (np.uint64(27), np.uint64(MULTIPLIER_2)),
     (np.uint64(31), None),
