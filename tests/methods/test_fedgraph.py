@@ -186,7 +186,7 @@ def test_owners_answer_with_their_own_weights_and_rows_are_constants(
     given = {**ALL, "local_steps": 3}
     setup = setup_of(graph, **{**options, "options": given, "block_size": 4})
     assert isinstance(setup.federation, InProcess)
-    block = setup.federation._blocks[0].all
+    block = setup.federation._host.blocks[0].all
     assert block.num_clients == 4
     start = first_snapshot(setup).state.weights
     assert start is not None
@@ -362,7 +362,7 @@ def begun(graph: Graph, share: str = "hidden") -> tuple[Clients[FedGraphOptions]
     shape = {"block_size": 4, "layers": 3, "keep_optimizer": False}
     setup = setup_of(graph, **{**RUN, "options": given, **shape})
     assert isinstance(setup.federation, InProcess)
-    block = setup.federation._blocks[0].all
+    block = setup.federation._host.blocks[0].all
     start = first_snapshot(setup).state.weights
     assert start is not None
     clients = Clients(setup.method_config, block, Key.of(1), {})
