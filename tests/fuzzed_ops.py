@@ -152,7 +152,7 @@ def recorded(runs: list[dict[str, Any]]) -> list[list[Call]]:
                 calls.append(Call(call.op, *about, call.key, call.rows))
             return run(host, call, number, clients, inbox)
 
-        in_process.BlockHost.run = spy  # type: ignore[method-assign]
+        in_process.BlockHost.run = spy  # type: ignore[assignment, method-assign]
         of_ratings = str(options.get("model")).startswith("rating_")
         graph = rating_graph() if of_ratings else planted_graph(40, features=9, **shape)
         go(graph, clients=3, **{"rounds": 2, **other})

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import typer
 
-from silograph.cli import app
+from silograph.cli.flags import app
 
 ROOT = Path(__file__).parents[1] / "examples" / "cluster"
 

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from nothing import nothing
@@ -121,7 +121,7 @@ def costs_of_engine(fed: Engine, run: SimulatedRun) -> Row:
     return costs | {"memory": [resident_bytes(Path("/proc/self")), *memory]}
 
 
-def measure(run: SimulatedRun, engine: str, workers: int) -> Row:
+def measure(run: SimulatedRun, engine: Literal["local", "ray"], workers: int) -> Row:
     """Return the costs of one engine."""
     config = replace(run.resolved.config, engine=engine, workers=workers)
     own = time.process_time()
@@ -178,7 +178,7 @@ def main() -> None:
             options |= {"block_size": clients // 20, "local_epochs": EPOCHS}
             run = resolve_simulation(make_config(options), graph)
             for workers in (1, 2, 3):
-                engine = "ray" if given.ray and workers > 1 else "local"
+                engine: Literal["local", "ray"] = "ray" if given.ray and workers > 1 else "local"
                 row = {"graph": name, "clients": clients, "workers": workers}
                 rows.append(row | measure(run, engine, workers))
                 print(json.dumps(rows[-1]), file=sys.stderr, flush=True)

@@ -242,7 +242,11 @@ def test_code_that_no_other_process_can_import_is_refused(
 
 
 def test_the_engine_is_no_part_of_what_a_run_is() -> None:
-    engines = [{}, {"workers": 2}, {"engine": "ray", "address": "auto", "keep_every": 3}]
+    engines: list[dict[str, Any]] = [
+        {},
+        {"workers": 2},
+        {"engine": "ray", "address": "auto", "keep_every": 3},
+    ]
     cells = [Cell({}, make_config({**FAST, **engine})) for engine in engines]
     assert len({cell.digest for cell in cells}) == 1
     assert [cores_of_run(cell.config) for cell in cells[:2]] == [1, 2]

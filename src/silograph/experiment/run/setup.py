@@ -194,9 +194,10 @@ def make_engine(
             compiled=compiled,
             single_client_only=single_client_only,
         )
-    from silograph.federation.workers.engine import Pool, Workers, WorkerSettings
+    from silograph.federation.workers.engine import Pool, Workers
     from silograph.federation.workers.processes import ProcessPool
     from silograph.federation.workers.ray_actors import RayPool
+    from silograph.federation.workers.worker import WorkerSettings
 
     def make_pool(most: int) -> Pool:
         if config.engine == "local":
