@@ -176,13 +176,14 @@ def code(folder: Path) -> dict[str, Any]:
     folder.mkdir(exist_ok=True)
     file.write_text(METHOD, encoding="utf-8")
     options = {name: value for name, value in RUN.items() if name != "hidden"}
-    pairs = []
+    pairs, codes = [], list[dict[str, Any]]()
+    codes += [{"model": Net}, {"method": f"{file}:METHOD"}]
     with cluster_of(2, 1) as cluster:
-        ray_options: dict[str, Any] = {"engine": "ray", "address": cluster.address}
-        own_parts: list[dict[str, Any]] = [{"model": Net}, {"method": f"{file}:METHOD"}]
-        for number, own in enumerate(own_parts):
-            for name, engine in (("here", dict[str, Any]()), ("there", ray_options)):
-                sg.run(graph(), **{**options, **own, **engine}, out=str(folder / f"{name}{number}"))
+        here: dict[str, Any] = {}
+        ray_options = {"engine": "ray", "address": cluster.address}
+        for number, own in enumerate(codes):
+            for name, engine in (("here", here), ("there", ray_options)):
+                sg.run(graph(), **options | own | engine, out=str(folder / f"{name}{number}"))
             pairs.append([digest_of(folder / f"{name}{number}") for name in ("here", "there")])
     return {"pairs": pairs}
 
