@@ -88,7 +88,7 @@ def kept_bytes(setup: Setup) -> int:
                 add(getattr(value, name))
 
     add(setup.federation.route)
-    add([called.all for called in setup.federation._blocks])  # type: ignore[attr-defined]
+    add([called.all for called in setup.federation._host.blocks])  # type: ignore[attr-defined]
     return sum(seen.values())
 
 

@@ -110,7 +110,10 @@ def test_a_module_of_a_user(make_graph: MakeGraph, rooms: list[Room]) -> None:
 
 
 @pytest.mark.law(sample=6)
-@pytest.mark.parametrize("method", ["fedavg", "scaffold", "fedper", "gcfl", "fedais", "bns"])
+@pytest.mark.parametrize(
+    "method",
+    ["fedavg", "scaffold", "fedper", "gcfl", "bns", pytest.param("fedais", marks=pytest.mark.slow)],
+)
 @pytest.mark.parametrize("keep_every", [0, 1, 2])
 def test_lost_workers_change_nothing(
     make_graph: MakeGraph,
