@@ -682,21 +682,24 @@ class ScoredWeights:
 
 
 def digest_of_weights(inbox: Mapping[str, Field]) -> bytes | None:
-    """Return a digest (32 bytes) of the weights in a message; None: it has none.
+    """Return a digest (32 bytes) of the weights in a message; None: it has none."""
+    weights = {name: field for name, field in inbox.items() if name.startswith(WEIGHTS)}
+    return digest_of_fields(weights) if weights else None
+
+
+def digest_of_fields(fields: Mapping[str, Field]) -> bytes:
+    """Return a digest (32 bytes) of fields.
 
     It is SHA-256, which processors have instructions for: half the time of BLAKE2b.
     """
-    names = sorted(name for name in inbox if name.startswith(WEIGHTS))
-    if not names:
-        return None
     digest = sha256()
-    for name in names:
-        field = inbox[name]
-        parts = (field.t, field.off) if isinstance(field, Ragged) else (field.t,)
+    for name in sorted(fields):
+        values = fields[name]
+        parts = (values.t, values.off) if isinstance(values, Ragged) else (values.t,)
         for t in parts:
             digest.update(f"{name} {t.dtype} {tuple(t.shape)} ".encode())
-            values = t.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
-            digest.update(values.data)
+            octets = t.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+            digest.update(octets.data)
     return digest.digest()
 
 

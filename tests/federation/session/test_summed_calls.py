@@ -15,16 +15,18 @@ from sessions import TOKEN, DirectLink, session, table
 from silograph.core.errors import ProtocolError
 from silograph.core.key import Key
 from silograph.core.kinds import Kind
-from silograph.core.payload import Payload, Stacked, State
+from silograph.core.payload import Payload, Shared, Stacked, State
 from silograph.federation.base import AwayError, Gather, Reduce, Sum, WeightedMean
 from silograph.federation.field_specs import COUNT, FieldSpec
 from silograph.federation.frame import Envelope, decode, encode
 from silograph.federation.in_process import InProcess
 from silograph.federation.program import Call, Program, Repeat
 from silograph.federation.secure.sums import SecureSums
+from silograph.federation.secure.wire import all_keys_payload, read_keys
 from silograph.federation.session.engine import Session
 from silograph.federation.session.message import Message, Type, call_body, pack, read_call, unpack
 from silograph.federation.session.responder import Responder
+from silograph.federation.session.summed_reply import SummedReply, name_of_sum
 from silograph.graph.block.block import ClientBlock, Route
 
 Built = tuple[ClientBlock, Route]
@@ -233,3 +235,26 @@ def test_single_replies_are_refused_at_the_server(built: Built, reduce: Reduce |
             fed.call(work, {}, what=Kind.WEIGHTS, key=KEY, reduce=reduce)
         with pytest.raises(ProtocolError):
             fed.call(work, {}, what=Kind.WEIGHTS, key=KEY, reduce=Sum(), to=[fed.ids[0]])
+
+
+@pytest.mark.parametrize("what", ["nothing", "weights of a mean", "weights of a model", "silos"])
+def test_silos_that_are_asked_for_unlike_things_share_nothing(what: str) -> None:
+    """By such a question a server could tell one silo's part of a sum from that of the others."""
+    names, envelope = ("a", "b", "c"), Envelope(1, 0, "train", Kind.WEIGHTS)
+    about, sums = name_of_sum(envelope), SecureSums(3, 2, secret=b"s" * 32, needs_proofs=True)
+    reply = {"w": Stacked(torch.ones(1, WIDTH)), "nodes": Stacked(torch.tensor([4]))}
+    replies = {}
+    for name in names:
+        other = name == "a"
+        by = "" if other and what == "weights of a mean" else "nodes"
+        weights = torch.full((2,), float(other and what == "weights of a model"))
+        agreed = replace(sums, silos=2**20) if other and what == "silos" else sums
+        inbox = {"weights/w": Shared(weights)}
+        replies[name] = SummedReply(name, envelope, reply, by, agreed, TOKEN, inbox)
+    keys = {name: read_keys(each.keys()[1]) for name, each in replies.items()}
+    payload = all_keys_payload("b", names, keys, about)
+    if what == "nothing":
+        assert replies["b"].answer(Type.SHARE, replace(envelope, kind=Kind.KEYS), payload)
+        return
+    with raises_code(ProtocolError, "secure-sum", silo="a"):
+        replies["b"].answer(Type.SHARE, replace(envelope, kind=Kind.KEYS), payload)

@@ -100,7 +100,7 @@ def _check(largest: float, bound: float, name: str) -> None:
     if not largest <= bound:
         raise ProtocolError(
             f"expected values of {name!r} within {bound:g} for secure aggregation, got "
-            f"{largest:g}: lower the learning rate if training diverges, else leave "
+            f"others: lower the learning rate if training diverges, else leave "
             "secure_aggregation out",
             **mistake("field-out-of-bounds", name, "secure aggregation"),
         )

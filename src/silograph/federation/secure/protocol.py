@@ -110,13 +110,22 @@ def _channel_context(about: bytes, sender: str, receiver: str) -> bytes:
     return b"\0".join((b"shares", about, sender.encode(), receiver.encode()))
 
 
+def _agree(keys: KeyPair, other: bytes, name: str) -> bytes:
+    """Return the secret shared with silo `name`, whose public key is `other`."""
+    try:
+        return keys.agree(other)
+    except ValueError as error:
+        raise SumError(f"expected a public key of {name}, got one that is none", name) from error
+
+
 def _add_pair_mask(
     total: np.ndarray, keys: KeyPair, other: bytes, about: bytes, own: str, name: str
 ) -> None:
     """Add what silo `own` adds for its pair with `name`, in place: the mask, or it negated."""
     first, second = sorted((own, name))
     context = b"\0".join((b"pair", about, first.encode(), second.encode()))
-    add_mask(total, derive_key(keys.agree(other), context), subtract=own != first)
+    secret = _agree(keys, other, first if own != first else second)
+    add_mask(total, derive_key(secret, context), subtract=own != first)
 
 
 def _own_seed(secret: int) -> bytes:
@@ -248,7 +257,8 @@ class SiloSum:
                 dealt[recipient] = Dealt(b"", *digests)
                 continue
             context = _channel_context(self._about, self._name, recipient)
-            self._channel_secrets[recipient] = self._channel.agree(keys[recipient].channel)
+            secret = _agree(self._channel, keys[recipient].channel, recipient)
+            self._channel_secrets[recipient] = secret
             key = derive_key(self._channel_secrets[recipient], context)
             digests = tuple(_digest(part, self._about) for part in pair)
             dealt[recipient] = Dealt(seal(key, b"".join(pair), context), *digests)

@@ -486,7 +486,9 @@ class Responder:
             from silograph.federation.session.summed_reply import SummedReply
 
             name = self._name or ""
-            self._summed = SummedReply(name, answer, reply, call.by, prepared.secure, self._token)
+            self._summed = SummedReply(
+                name, answer, reply, call.by, prepared.secure, self._token, inbox
+            )
             sent_envelope, sent = self._summed.keys()
         frame = encode(sent_envelope, sent, 0)
         body = reply_body(answer.kind, meter, frame)

@@ -11,8 +11,9 @@ import numpy as np
 
 from silograph.core.errors import ProtocolError, mistake
 from silograph.core.kinds import Kind
-from silograph.core.payload import Payload
+from silograph.core.payload import Payload, Shared
 from silograph.federation.frame import Envelope
+from silograph.federation.program import digest_of_fields
 from silograph.federation.secure.protocol import Prover, SiloSum
 from silograph.federation.secure.sums import SecureSums, layout_of_reply, vector_of
 from silograph.federation.secure.wire import (
@@ -45,19 +46,31 @@ class SummedReply:
         by: field with the weights of a mean; "" of a sum.
         sums: what was agreed.
         run: names the run.
+        inbox: what the silo was called with.
 
     Raises:
         ProtocolError: values beyond the bounds of fixed point.
     """
 
     def __init__(
-        self, name: str, envelope: Envelope, reply: Payload, by: str, sums: SecureSums, run: bytes
+        self,
+        name: str,
+        envelope: Envelope,
+        reply: Payload,
+        by: str,
+        sums: SecureSums,
+        run: bytes,
+        inbox: Payload,
     ) -> None:
         layout = layout_of_reply(reply, envelope.kind, by, sums.silos)
         self._name, self._envelope = name, envelope
         self._about = name_of_sum(envelope)
         self._values: np.ndarray = vector_of(reply, 0, layout)
-        prover = Prover(sums.secret, run, is_strict=sums.needs_proofs)
+        # Keys prove what was asked, too: a server that asks one silo for another encoding, or
+        # gives it other weights, could tell its part of the sum from that of the others.
+        shared = {n: field for n, field in inbox.items() if isinstance(field, Shared)}
+        asked = repr((layout, sums.silos)).encode() + digest_of_fields(shared)
+        prover = Prover(sums.secret, run + asked, is_strict=sums.needs_proofs)
         self._sum = SiloSum(name, self._about, sums.least, prover)
         self._holders: list[str] = []
 
