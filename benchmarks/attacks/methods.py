@@ -65,8 +65,8 @@ TEXT = """\
 
 Each method ran on Cora in 8 random silos with its defaults, and the server tried to recover what
 silos hold. *Share* is what `silograph attack` recovers in a simulation. *On the policy's terms* is
-the same with a least count of 5 in evaluations and, for `label_guided`, at least 5 nodes and 2
-silos for each row. *Allowed* says whether the strict policy lets the method run.
+the same with the strict policy's limits: `evaluation_min_count` 5 and, for `label_guided`, at least
+5 nodes and 2 silos in each row. *Allowed* says whether the strict policy lets the method run.
 [Security](../../docs/security.md) explains who can learn what.
 
 ## How it was measured
@@ -78,9 +78,9 @@ Run again: `python benchmarks/attacks/methods.py DATA`.
 
 ## Limits
 
-One seed, one graph, one partition. An attack that is not in the table was not tried; one that fails
-proves nothing. Presets of `fedais`, methods for ratings, and rows of `fedgraph`, `fedais` and
-`fedsageplus` have no attack here.
+One seed, one graph, one partition. An attack that is not in the table recovered nothing or was not
+tried. That proves nothing about other attacks. Presets of `fedais`, methods for ratings, and rows
+of `fedgraph`, `fedais` and `fedsageplus` have no attack here.
 """
 
 

@@ -83,13 +83,13 @@ def resume_command(
     quiet: Quiet = False,
     trust: Annotated[bool, flag("--trust", "run code of yours that the folder names")] = False,
     engine: Annotated[
-        str | None, flag("--engine", "local or ray, in place of the engine of a run")
+        str | None, flag("--engine", "resume a run with this engine: local or ray")
     ] = None,
     workers: Annotated[
-        str | None, flag("--workers", "in place of the engine of a run: a number, or auto")
+        str | None, flag("--workers", "resume a run with this number of workers, or auto")
     ] = None,
     address: Annotated[
-        str | None, flag("--address", "of a Ray cluster, in place of the engine of a run")
+        str | None, flag("--address", "resume a run on the Ray cluster at this address")
     ] = None,
 ) -> int:
     """Continue an interrupted run, comparison or search, with the same numbers."""

@@ -525,7 +525,7 @@ def replace_key(data: Path, key_file: Path | None = None, expected: str | None =
     typer.echo(
         f"{path} has version {successor.version} of the key of {name}, and the former key is gone. "
         "Send the line above to the server's people, who add it to the file that they give as "
-        "--keys, behind that of the former version; then start the silo again",
+        "--keys, below that of the former version; then start the silo again",
         err=True,
     )
 
@@ -763,7 +763,7 @@ def _lines(report: _AuditReport) -> Iterator[str]:
     yield from _lines_of_signatures(report)
     yield f"head {reading.head}"
     if not reading.broken:
-        yield "note the head elsewhere: whoever holds the file can write all of it anew"
+        yield "store the head elsewhere: whoever has the file and the key can rewrite all of it"
 
 
 def _lines_of_signatures(report: _AuditReport) -> Iterator[str]:

@@ -46,7 +46,7 @@ SCORED_ON_RECEIPT = "eval_on_receipt"  # an option of earlier versions, which ru
 Contributors = Annotated[int, Field(ge=1, le=10**6)]  # nodes or silos that a row sums over
 Share = Annotated[float, Field(ge=0, le=1)]
 Positive = Annotated[float, Field(gt=0)]
-ENGINE = ("engine", "workers", "address", "keep_every")  # fields that decide no number of a run
+ENGINE = ("engine", "workers", "address", "keep_every")  # fields that change no result
 
 
 def setting(

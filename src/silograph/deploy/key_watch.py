@@ -1,4 +1,4 @@
-"""The server's files of keys, read again when they change, and the end of its certificate."""
+"""Watch the server's files of keys, and warn before its certificate expires."""
 
 import os
 import threading
@@ -15,14 +15,14 @@ if TYPE_CHECKING:
     from silograph.federation.session.hub import Hub
     from silograph.federation.session.identity import Register
 
-SECONDS = 1.0  # between looks at the files
-A_DAY = timedelta(days=1)  # between warnings of a certificate that ends
+SECONDS = 1.0  # between checks of the files
+A_DAY = timedelta(days=1)  # between warnings that the certificate expires
 
 
 class KeyWatch:
-    """Looks at the files of keys once a second, in a thread of its own.
+    """Checks the files of keys for changes once a second, in a thread of its own.
 
-    A changed file counts as soon as all of it can be read; until then the last good one holds.
+    A changed file is used once all of it is valid; until then the previous keys stay in use.
     Streams of silos whose key was replaced or revoked are ended.
 
     Args:
@@ -30,7 +30,7 @@ class KeyWatch:
         register: of keys.
         hub: whose streams are ended.
         report: gets the events.
-        now: the time, in UTC.
+        now: returns the time, in UTC.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class KeyWatch:
             try:
                 self._read_again()
             except ConfigError as error:
-                note = f"keys are as before, for the changed file cannot be used: {error}"
+                note = f"the former keys stay in use, as a changed file has an error: {error}"
                 self._report(Event(What.KEYS, note=note))
             else:
                 ended = self._hub.end_replaced()

@@ -454,9 +454,9 @@ class OwnData:
 def masked_line(least: int) -> str:
     """Return what secure aggregation changes of what a silo sends, for its people."""
     return (
-        f"replies that are summed leave masked, 8 bytes for each number, and unmasked only as sums "
-        f"over at least {count_of(least, 'silo')}; rows of nodes and partial sums of rows do not; "
-        "sizes above are those of replies without masks"
+        "replies that are summed are sent masked, 8 bytes for each number, and unmasked only in "
+        f"sums over at least {count_of(least, 'silo')}; rows of nodes and partial sums of rows are "
+        "not masked; sizes above are those without masks"
     )
 
 

@@ -1,12 +1,12 @@
 """Values as whole numbers modulo 2^64, which add up to the same sum in any order.
 
 A value x of a field is round(x * 2^bits). `bits` follows from a bound that is declared for the
-field and from the number of silos C, so that no sum can leave the ring:
+field and from the number of silos C, so that no sum can overflow:
 
     C * bound * weight * 2^bits < 2^63
 
-Both ends derive it from the same facts, so no message says it. A value beyond its bound is refused
-where it is encoded. It is not clipped: a clipped sum would be wrong without anybody knowing.
+Both ends derive it from the same facts, so it is not sent. A value beyond its bound is refused when
+it is encoded. It is not clipped, because a clipped sum would be wrong without a sign of it.
 
 Bounds are chosen so that rounding stays below that of float32 for the weights of a model. With 10
 silos a weighted value is exact to 2^-24, and the mean is that divided by the number of nodes.

@@ -19,7 +19,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 KEY_BYTES = 32
 SEAL_BYTES = 16  # that sealing adds
 NONCE = bytes(12)  # each key seals one message
-PIECE = 2**14  # numbers
+PIECE = 2**14  # numbers of a mask that are made at once
 ZEROS = memoryview(bytes(8 * PIECE))
 
 
@@ -77,12 +77,12 @@ def expand_mask(seed: bytes, count: int) -> np.ndarray:
 
 
 def seal(key: bytes, text: bytes, about: bytes) -> bytes:
-    """Return a text that only who has the key can read; the key must seal nothing else."""
+    """Encrypt and authenticate a text; a key must be used for one text only."""
     return ChaCha20Poly1305(key).encrypt(NONCE, text, about)
 
 
 def unseal(key: bytes, sealed: bytes, about: bytes) -> bytes:
-    """Return a sealed text; raise `ValueError` where it was changed."""
+    """Decrypt a sealed text; raise `ValueError` if it was changed."""
     try:
         return ChaCha20Poly1305(key).decrypt(NONCE, sealed, about)
     except InvalidTag:

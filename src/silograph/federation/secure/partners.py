@@ -1,9 +1,10 @@
-"""Who masks with whom: all silos in pairs, or from 50 silos on a sparse graph.
+"""Which silos mask with each other: all pairs, or with 50 silos or more those of a sparse graph.
 
 Bell, Bonawitz, Gascon, Lepoint and Raykova, "Secure single-server aggregation with
-(poly)logarithmic overhead", CCS 2020 (SecAgg+). Silos stand on a ring in a random order, and each
-has the k nearest ones as partners: a Harary graph. The order follows from the sum's name, which the
-server cannot choose freely, so that nobody picks the partners of a silo.
+(poly)logarithmic overhead", CCS 2020 (SecAgg+). Silos stand on a ring in a pseudorandom order, and
+each has the k nearest ones as partners: a Harary graph. The order is a hash of the silos' names and
+the sum's name (round, step and op). The server cannot choose it for a sum, but everybody can
+compute it in advance.
 
 k is the smallest number for which a threshold holds both with probability 1 - 2^-30 (by a union
 bound over all silos): if a third of all silos vanish, enough holders of every silo's shares are
@@ -18,7 +19,7 @@ from functools import lru_cache
 from hashlib import blake2b
 from types import MappingProxyType
 
-SPARSE_FROM = 50  # silos
+SPARSE_FROM = 50  # silos, from which the graph is sparse
 VANISHING, COLLUDING = 1 / 3, 1 / 10  # shares of all silos
 LEAST_CERTAIN = 2.0**-30
 
@@ -28,8 +29,9 @@ class Topology:
     """Degree and threshold.
 
     Attributes:
-        partners: k, with how many others a silo masks.
-        threshold: of the k + 1 holders of a silo's shares, itself among them, so many tell them.
+        partners: k, the number of others with which a silo masks.
+        threshold: how many of the k + 1 holders of a silo's shares, itself included, must reveal
+            them.
     """
 
     partners: int
@@ -43,11 +45,11 @@ def threshold_for(holders: int) -> int:
 
 @lru_cache(maxsize=64)
 def topology_of(silos: int) -> Topology:
-    """Return how so many silos mask."""
+    """Return degree and threshold for a number of silos."""
     complete = Topology(silos - 1, threshold_for(silos))
     if silos < SPARSE_FROM:
         return complete
-    # More partners never make a graph less safe, so that the least number is found by halves.
+    # More partners never make a graph less safe, so bisection finds the least number.
     degrees = range(2, silos - 1, 2)
     place = bisect_left(degrees, True, key=lambda k: _threshold_with(silos, k) is not None)
     if place == len(degrees):

@@ -6,19 +6,19 @@ from 50 silos on (`silograph.federation.secure.partners`). For each sum:
 
 1. *Keys*: each silo makes two pairs of keys, one for masks and one for sealed shares.
 2. *Shares*: it splits the secret of its mask keys and that of its own mask, and seals a share of
-   each for every partner. Digests of the shares go along, so that a wrong one has a name.
+   each for every partner. Digests of the shares are sent along: they show who sent a wrong one.
 3. *Masked values*: y = x + own mask + sum over partners of +- the mask of the pair, modulo 2^64.
    Masks of pairs cancel in the sum of all silos.
 4. *Unmasking*: for each silo that sent y the others reveal shares of its own mask; for each that
    vanished between 2 and 3, shares of its mask keys. Nobody reveals both, so a y that comes late
-   stays masked for ever.
+   is never unmasked.
 
 All secrets are drawn anew for each sum. A round that is done again takes fresh masks, and a silo
 takes each step of a sum once.
 
-The server is trusted to hand on public keys as they are, unless silos share a secret to prove them
-by (`Prover`). Beyond that it may lie: a threshold of two thirds means that two
-different stories of who has vanished never reach enough holders of shares.
+The server is trusted to forward public keys unchanged, unless silos share a secret by which they
+prove them (`Prover`). Beyond that it may lie. If it tells silos different things about who has
+vanished, the threshold of two thirds keeps it from getting enough shares for both.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -141,7 +141,7 @@ class Prover:
     Args:
         secret: of the silos; None: there is none, and no proof.
         run: names the run, so that keys of another run prove nothing.
-        is_strict: whether keys without a proof are refused.
+        is_strict: whether keys without a valid proof are refused.
     """
 
     def __init__(self, secret: bytes | None, run: bytes, *, is_strict: bool) -> None:
@@ -172,8 +172,8 @@ class SiloSum:
     Args:
         name: of the silo.
         about: names the sum: run, round and call.
-        least: over at least so many silos it sums.
-        prover: proves public keys, and says whose are taken.
+        least: fewest silos of a sum in which it takes part and which it helps to unmask.
+        prover: proves its public keys, and checks those of others.
         draw: draws secrets.
     """
 

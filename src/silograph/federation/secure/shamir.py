@@ -1,4 +1,4 @@
-"""Shares of a secret: any `threshold` of them tell it, and fewer tell nothing.
+"""Shares of a secret: any `threshold` of them reveal it, and fewer reveal nothing.
 
 Shamir, "How to share a secret", Communications of the ACM 1979. A secret is the value at 0 of a
 random polynomial of degree threshold - 1 over the integers modulo a prime; a share is its value at
@@ -30,7 +30,7 @@ def split_secret(
 
     Args:
         secret: from 0 to PRIME - 1.
-        threshold: number of shares that tell the secret.
+        threshold: number of shares that reveal the secret.
         points: different numbers from 1.
         random_below: draws from 0 to its argument - 1.
 
@@ -50,7 +50,7 @@ def split_secret(
 
 
 def lagrange_coefficients(points: Sequence[int]) -> dict[int, int]:
-    """Return by which number each share is multiplied, for their sum to be the secret."""
+    """Return the factor of each share in the sum that gives the secret."""
     coefficients = {}
     for own in points:
         numerator, denominator = 1, 1

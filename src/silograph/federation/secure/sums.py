@@ -23,7 +23,7 @@ from silograph.federation.base import Gather, Reduce, Sum, WeightedMean
 from silograph.federation.field_specs import FieldSpecs
 from silograph.federation.secure.fixed_point import FixedPoint, decode, encode, fixed_point_of
 
-LEAST_SILOS = 2  # in a sum; one alone would be told to the server
+LEAST_SILOS = 2  # in a sum; that of one silo would show its values
 
 
 class SumError(ProtocolError):
@@ -38,11 +38,11 @@ class SecureSums:
     """What silos agree to in a run with secure aggregation.
 
     Attributes:
-        silos: of the run.
-        least: over so many a sum must be.
+        silos: number of silos of the run.
+        least: fewest silos in a sum.
         secret: that silos share and the server does not know, by which they prove that public keys
             are theirs; None: they cannot.
-        needs_proofs: whether the silo takes no keys without.
+        needs_proofs: whether the silo refuses keys without such a proof.
     """
 
     silos: int
@@ -284,7 +284,7 @@ class SecureFold:
 
 
 def check_silos(called: int, op: str, least: int = LEAST_SILOS) -> None:
-    """Raise `ProtocolError` for a sum over fewer silos than one may be told of."""
+    """Raise `ProtocolError` for a sum over fewer silos than may be revealed."""
     if called < least:
         raise ProtocolError(
             f"expected at least {least} clients in every sum for secure_aggregation, got {called} "

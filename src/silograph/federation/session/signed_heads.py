@@ -1,7 +1,7 @@
 """Heads of audits that silos sign, and that a server sends to the other silos.
 
-The head of an audit is the hash of its last line. Who has written it cannot deny it later, and
-whoever has kept it can tell whether the file was changed or cut short.
+The head of an audit is the hash of its last line. A silo that has signed it cannot deny
+it later, and whoever has stored it can tell whether the file was changed or cut short.
 """
 
 import re

@@ -1,8 +1,8 @@
-"""A silo's half of secure sums in a session: the reply is kept, masked and told in steps.
+"""A silo's half of secure sums in a session: the reply is stored, masked and sent in steps.
 
 Once the op of a call has run, the silo answers with public keys in place of the reply. The server
 then asks for shares, masked values and what unmasks their sum, each once and in order. A call that
-comes in between ends the sum: what is left of it is never told.
+comes in between ends the sum, and the stored reply is never sent.
 """
 
 from dataclasses import replace

@@ -5,8 +5,9 @@ while others do the same. Where replies are reduced, they stay at the worker, an
 reduction goes from worker to worker in client order: the same additions in the same order as in one
 process, to the same bits, and one model moves for each worker instead of one for each client.
 
-A worker that is lost is started again, from the last copy of its state and the calls since then.
-Others wait, and answer a call that they have already run from memory. So a run does not notice.
+A worker that is lost is started again, from the last copy of its states and the calls since then.
+The others wait; for a call that they have run already they return the stored answers. So a loss
+changes no result.
 
 C: clients of the federation. k: clients of a call.
 """
@@ -56,13 +57,13 @@ LOG = logging.getLogger("silograph")
 NO_NOTES = Notes([], [], [])
 T = TypeVar("T")
 MOST_LOSSES = 3  # of workers in one call, after which the run ends
-MOST_LOGGED = 1 << 28  # bytes of messages since the last copy of states, which is then made anew
+MOST_LOGGED = 1 << 28  # bytes of messages since the last copy of states, after which it is renewed
 
 
 class Pool(Protocol):
-    """Workers by number, and ways to give them methods of `WorkerServer`.
+    """Numbered workers, and how to call methods of `Worker` there.
 
-    What `share` and `submit` return are arguments of `submit`.
+    What `share` and `submit` return may be an argument of `submit`.
     """
 
     @property
@@ -70,13 +71,13 @@ class Pool(Protocol):
         """Number of workers."""
 
     def share(self, value: Any) -> Any:
-        """Return a copy of a value, for several workers or calls."""
+        """Return a handle of a copy of a value, for several workers or calls."""
 
     def submit(self, worker: int, method: str, *arguments: Any) -> Any:
-        """Give a worker a method, after those that it has already."""
+        """Call a method of a worker, which runs after those submitted before; return its task."""
 
     def report(self, task: Any) -> Any:
-        """Return the packed report of a method, once it is over.
+        """Wait for a task and return its packed report.
 
         Raises:
             LostWorkerError: its worker, or one that an argument comes from, has ended.
@@ -112,17 +113,17 @@ class Workers:
         clients: all clients as one block.
         route: owner of each halo slot.
         block_size: most clients in one block, as in one process.
-        make_pool: starts so many workers, or fewer.
-        workers: most of them, None for as many as the pool has room for; no more than blocks.
-        keep_every: rounds between copies of the workers' states.
-        compiled: fold replies with the compiled kernel, to the same bits.
+        make_pool: starts a pool of at most the given number of workers.
+        workers: most workers; None: as many as the pool has cores for. Never more than blocks.
+        keep_every: rounds between copies of the workers' states; 0: no copies at intervals.
+        compiled: fold replies with the compiled kernel; results are the same.
 
     Attributes:
         ids: names of the clients.
         route: who answers for each halo slot.
         away: names of absent clients: none, because lost workers are started again.
         left_out: clients that were left out, and why: none, because a failure ends the whole run.
-        remembered: what an engine wants to find again after a resume: nothing.
+        remembered: what an engine stores for a resume: nothing.
     """
 
     def __init__(
@@ -181,14 +182,14 @@ class Workers:
         return [state for copy in self._copies if copy for state in unpack(copy).value]
 
     def keep(self, number: int, committed: Sequence[int]) -> None:
-        """Copy the states of all workers, as often as a lost worker is to be started from them."""
+        """Copy the states of all workers if a copy is due; a lost worker is started from it."""
         del committed  # the server's checkpoint already holds the state of every client
         is_due = self._keep_every > 0 and number % self._keep_every == 0
         if self._sent and (is_due or self._sent_bytes > MOST_LOGGED):
             self._keep_states()
 
     def hand_over(self, number: int, weights: Payload) -> int:
-        """Return the bytes that silos of their own would get."""
+        """Return the bytes that sending the final weights to real silos would take."""
         del number
         return int(frame_sizes(RESULT, weights, len(self.ids)).sum())
 
@@ -297,7 +298,8 @@ class Workers:
                 last = self._pool.submit(worker, "fold", number, last)
         reports = [unpack(self._pool.report(task)) for task in tasks.values()]
         folded = unpack(self._pool.report(last)) if folds else None
-        for report in reports:  # once all workers have answered: a repeated call says it again
+        # Only once all workers have answered: else a repeated call would show its notes twice.
+        for report in reports:
             self._show(report.notes)
             _raise_error(report)
         answers = [answer for report in reports for answer in report.value]
@@ -325,7 +327,7 @@ class Workers:
             self._sent_bytes = 0
 
     def _repeat(self, action: Callable[[], T]) -> T:
-        """Return what an action returns; where a worker is lost in it, it is done again."""
+        """Return the result of an action, which is repeated if a worker is lost in it."""
         losses = 0
         while True:
             try:
@@ -339,13 +341,13 @@ class Workers:
                 losses += 1
                 if losses > MOST_LOSSES:
                     raise ProtocolError(
-                        f"expected workers that live, got {losses} that ended in round "
-                        f"{self._round}, the last one: {lost}"
+                        f"expected at most {MOST_LOSSES} losses of workers in a call, got {losses} "
+                        f"in round {self._round}, the last one: {lost}"
                     ) from None
                 LOG.warning("a worker was lost and is started again: %s", lost)
 
     def _start(self, workers: Sequence[int]) -> None:
-        """Bring new workers to where the run is: from the last copy of states, by all calls."""
+        """Start new workers: restore the last copy of states, and repeat all calls since then."""
         tasks = [self._pool.submit(w, "start", *self._beginnings[w]) for w in workers]
         for worker in workers:
             if self._copies[worker] is not None:
@@ -360,7 +362,7 @@ class Workers:
             self._value(task)
 
     def _show(self, notes: Notes) -> None:
-        """Log, warn and print what a worker would have, had it been this process."""
+        """Repeat here what a worker has logged, warned of and printed."""
         for text in notes.printed:
             sys.stdout.write(text)
         for record in notes.logs:
@@ -379,7 +381,7 @@ def _raise_error(report: Any) -> None:
 def share_out(clients: ClientBlock, starts: Tensor, workers: int) -> list[int]:
     """Return the first block of each worker, and the number of blocks.
 
-    Workers hold runs of blocks with about as many rows, each at least one.
+    Each worker gets adjacent blocks, at least one, with about the same number of rows in all.
 
     Args:
         clients: all of them.

@@ -1,4 +1,4 @@
-"""Values as bytes that cross between this process and its workers: pickle, with arrays apart.
+"""Pickles of values that go between this process and its workers, with arrays outside the pickle.
 
 Pickle runs code of whoever wrote the bytes, so it is for processes of one user only: those that a
 simulation starts. Silos of a real federation never use it.
@@ -75,7 +75,7 @@ def unpack(packed: Packed) -> Any:
 
 
 def _find_in_file(module: str, name: str) -> Any:
-    """Return a function or class of a user's file, which is run if it was not yet."""
+    """Return a function or class of a user's file; run the file first if needed."""
     if module not in sys.modules:
         run_module_file(module.removesuffix(":"))
     return attrgetter(name)(sys.modules[module])
@@ -84,7 +84,7 @@ def _find_in_file(module: str, name: str) -> Any:
 def _tensor_of(array: np.ndarray) -> Tensor:
     """Return a tensor in memory that torch has allocated.
 
-    Sums of a library for matrices may depend on where memory begins; and ops write to some tensors.
+    Results of matrix products may depend on the alignment of memory, and ops write to some tensors.
     """
     t = torch.empty(array.shape, dtype=_dtype_of(array.dtype))
     t.numpy()[...] = array

@@ -1,6 +1,6 @@
 """The process of a worker: reads calls from standard input, and writes reports to its output.
 
-It ends when its input does, in the middle of a call too: no worker outlives its engine.
+It ends when its input does, even during a call, so no worker outlives its engine.
 """
 
 import signal
@@ -19,7 +19,7 @@ from silograph.federation.workers.worker import WorkerServer  # noqa: E402
 
 
 def listen(calls: "SimpleQueue[tuple[str, list[Packed]]]") -> None:
-    """Pass calls on; end the process when nobody is left to hear of them."""
+    """Pass calls on to `main`; end the process when the engine has closed its input."""
     try:
         while True:
             method, number = unpack(read_message(sys.stdin.buffer))

@@ -57,7 +57,7 @@ def _read_length(stream: IO[bytes]) -> int:
 
 
 class Task:
-    """A method that a worker was given.
+    """A call of a method of a worker.
 
     Attributes:
         worker: number of the worker.
@@ -70,7 +70,7 @@ class Task:
 
 
 class WorkerProcess:
-    """A process and the methods that it was given and has not answered."""
+    """A process, and its method calls without an answer so far."""
 
     def __init__(self) -> None:
         self._errors: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - closed by `stop`
@@ -84,7 +84,7 @@ class WorkerProcess:
         self._open_tasks: deque[Task] = deque()
 
     def submit(self, task: Task, method: str, arguments: Sequence[Packed]) -> None:
-        """Give the process a method; if it has ended, `read` says so."""
+        """Send the process a method call; if it has ended, `read` raises the error."""
         assert self.process.stdin is not None
         self._open_tasks.append(task)
         with suppress(BrokenPipeError):
@@ -156,7 +156,7 @@ class ProcessPool:
         self._processes[worker] = WorkerProcess()
 
     def submit(self, worker: int, method: str, *arguments: Packed | Task) -> Task:
-        """Give a worker a method of `WorkerServer.handle`, after those that it has already.
+        """Call a method by `WorkerServer.handle`, which runs after those submitted before.
 
         Args:
             worker: its number.
@@ -172,7 +172,7 @@ class ProcessPool:
         return task
 
     def report(self, task: Task) -> Packed:
-        """Return the packed report of a method, once it is over.
+        """Wait for a task and return its packed report.
 
         Raises:
             LostWorkerError: its worker has ended.

@@ -1,7 +1,7 @@
 """Workers as actors of a Ray cluster, on this machine or others.
 
 Arrays go to workers through Ray's object store, a copy for each machine. Ray pickles what it sends
-and trusts whoever can reach the cluster; it is for simulations of data that are all yours.
+and trusts whoever can reach the cluster, so it is for simulations only.
 """
 
 import logging
@@ -24,13 +24,13 @@ from silograph.federation.workers.processes import LostWorkerError
 from silograph.federation.workers.worker import WorkerServer
 
 LOG = logging.getLogger("silograph")
-PATIENCE = 30.0  # seconds until a line says that workers wait for free cores
+PATIENCE = 30.0  # seconds without an answer, after which waiting for free cores is logged
 
 
 def connect(address: str | None, cores: int) -> bool:
     """Connect to a Ray cluster, or start one on this machine; return whether that was needed.
 
-    Nothing is sent to the makers of Ray, no dashboard is started, and handlers of signals stay.
+    Ray's usage statistics are off, no dashboard is started, and signal handlers stay as they are.
 
     Args:
         address: of a running cluster, or `auto` to look for one on this machine; None starts one.
@@ -95,7 +95,7 @@ class RayPool:
         size: most workers.
         address: see `connect`.
         threads: cores that each worker takes.
-        is_exact: whether there must be so many; else there are as many as the cluster has cores.
+        is_exact: whether fewer are an error; else there are as many as the cluster has cores for.
 
     Raises:
         ConfigError: there is no cluster, or it has too few cores.
@@ -143,14 +143,14 @@ class RayPool:
         self._actors[worker] = self._actor.remote()
 
     def submit(self, worker: int, method: str, *arguments: Any) -> Any:
-        """Give an actor a method; reports of other actors go to it directly."""
+        """Call a method of an actor; reports of other actors go to it directly."""
         return self._actors[worker].handle.remote(method, *arguments)
 
     def report(self, task: Any) -> Packed:
-        """Return the packed report of a method, once it is over.
+        """Wait for a task and return its packed report.
 
         Raises:
-            LostWorkerError: the actor has ended, or what it needed.
+            LostWorkerError: the actor has ended, or one whose report it needed.
         """
         ray = self._ray
         is_waiting_said = False

@@ -45,7 +45,7 @@ class WorkerSettings(NamedTuple):
 
 
 class WorkerCall(NamedTuple):
-    """A call, as all its workers get it.
+    """The part of a call that is the same for all workers.
 
     Attributes:
         number: of the call in the run; a call that is repeated has the same.
@@ -83,10 +83,10 @@ class Job(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """What comes of a job.
+    """The result of a job.
 
     Attributes:
-        reply: of the clients; None: it stays at the worker.
+        reply: of the clients; None: it stays at the worker, to be folded there.
         cost: of the reply.
     """
 
@@ -95,7 +95,7 @@ class Answer(NamedTuple):
 
 
 class Notes(NamedTuple):
-    """What the user is to see of a call: as if it had happened in the user's process.
+    """Log lines, warnings and output of a call, which are repeated in the user's process.
 
     Attributes:
         logs: lines of the log.
@@ -174,11 +174,11 @@ class Worker:
         return self._answers
 
     def fold(self, number: int, running: Running | None) -> Running:
-        """Add the replies of the last call to those of clients before, one client after another.
+        """Add the replies of the last call to the running reduction, in client order.
 
         Args:
             number: of the call.
-            running: of the replies of all clients before those of this worker; None: it is first.
+            running: reduction over all clients before those of this worker; None: it is first.
         """
         call = self._call
         if number != self._number or call is None or call.reduce is None:  # its op failed

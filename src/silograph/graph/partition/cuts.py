@@ -298,9 +298,9 @@ class HeldEdges:
     """The stored edges of the rows of some clients: client by client, row by row.
 
     Attributes:
-        start: stored edges of the clients before.
+        start: number of stored edges of all clients before the chunk.
         total: E.
-        first_client: of the chunk.
+        first_client: first client of the chunk.
         rows: where its rows begin and end among those of all clients.
         num_places: clients of the chunk times N.
         row: (e,) int64 row of the one end.
@@ -381,7 +381,7 @@ def _client_groups(entry_off: list[int], num_nodes: int) -> list[tuple[int, int]
 def distinct_numbers(numbers: Tensor, bound: int) -> tuple[Tensor, Tensor]:
     """Return the distinct ones of whole numbers (e,), ascending (u,), and where each is there (e,).
 
-    The same as `torch.unique`, without a sort where the numbers are close together.
+    As `torch.unique` with `return_inverse`, but without a sort if the numbers are dense.
 
     Args:
         numbers: (e,) int64, from 0.
@@ -398,7 +398,7 @@ def distinct_numbers(numbers: Tensor, bound: int) -> tuple[Tensor, Tensor]:
     return distinct, rank[numbers].long()
 
 
-SPARSE = 16  # numbers below it for each of them, from which on sorting is faster than counting
+SPARSE = 16  # bound / count of numbers above which sorting is faster than a table of the bound
 
 
 def dropped_edges(

@@ -1,8 +1,8 @@
-"""A cache on disk of the parts that METIS finds in large graphs.
+"""A cache on disk of the parts that METIS computes for large graphs.
 
-METIS takes 6 s of CPU time for a million edges and 1,000 parts, and its answer is a function of
-its input. So parts are stored under a hash of everything that decides them. A file that is damaged
-or not there only costs the time of METIS.
+METIS takes 6 s of CPU time for a million edges and 1,000 parts, and its result is a function of its
+input. So parts are stored under a hash of the whole input. If a file is missing or damaged, METIS
+runs again.
 
 n: nodes of the graph.
 """
@@ -22,7 +22,7 @@ from silograph.core.files import replacing
 from silograph.graph.csr import CSR
 
 VARIABLE = "SILOGRAPH_CACHE"
-OFF = "off"  # value of the variable without which parts are stored
+OFF = "off"  # value of the variable that turns the cache off
 MIN_ENTRIES = 1 << 20  # stored edges of a graph from which METIS takes longer than a few seconds
 HASH_BYTES = 16
 
@@ -51,7 +51,7 @@ def cached_parts(
     settings: tuple[int | bool, ...],
     find: Callable[[], np.ndarray],
 ) -> np.ndarray:
-    """Return the part of every node, (n,) int64: from the cache, or found and then stored.
+    """Return the part of every node, (n,) int64: from the cache, or computed and stored.
 
     Args:
         adj: (n, n) edges.
@@ -68,7 +68,7 @@ def cached_parts(
     if stored is not None:
         return stored
     part = find()
-    # A full disk or a folder of others is no reason to end a run.
+    # A full disk or a read-only folder is no reason to end a run.
     with suppress(OSError):
         _write(path, part)
     return part
