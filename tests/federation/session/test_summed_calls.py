@@ -240,7 +240,7 @@ def test_single_replies_are_refused_at_the_server(built: Built, reduce: Reduce |
 @pytest.mark.parametrize("what", ["nothing", "weights of a mean", "weights of a model", "silos"])
 def test_silos_that_are_asked_for_unlike_things_share_nothing(what: str) -> None:
     """By such a question a server could tell one silo's part of a sum from that of the others."""
-    names, envelope = ("a", "b", "c"), Envelope(1, 0, "train", Kind.WEIGHTS)
+    names, envelope = ("a", "b", "c"), Envelope("train", Kind.WEIGHTS, 1, 0)
     about, sums = name_of_sum(envelope), SecureSums(3, 2, secret=b"s" * 32, needs_proofs=True)
     reply = {"w": Stacked(torch.ones(1, WIDTH)), "nodes": Stacked(torch.tensor([4]))}
     replies = {}
