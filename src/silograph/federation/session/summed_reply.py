@@ -69,8 +69,8 @@ class SummedReply:
         # Keys prove what was asked, too: a server that asks one silo for another encoding, or
         # gives it other weights, could tell its part of the sum from that of the others.
         shared = {n: field for n, field in inbox.items() if isinstance(field, Shared)}
-        asked = repr((layout, sums.silos)).encode() + digest_of_fields(shared)
-        prover = Prover(sums.secret, run + asked, is_strict=sums.needs_proofs)
+        request = repr((layout, sums.silos)).encode() + digest_of_fields(shared)
+        prover = Prover(sums.secret, run + request, is_strict=sums.needs_proofs)
         self._sum = SiloSum(name, self._about, sums.least, prover)
         self._holders: list[str] = []
 
