@@ -214,9 +214,9 @@ def main(case: str, where: str, kills: str, seed: str, signals: str = "KILL") ->
         killed = Killed(own, config, silos)
         most = min(MOST_KILLS, int(kills) - len(victims))
         victims += federate(killed, most, rng, numbers)
-        found = files_of(own / "out")
+        files = files_of(own / "out")
         for name in ("model", "ledger", "rows"):
-            assert found[name] == expected[name], (own, name)
+            assert files[name] == expected[name], (own, name)
         number += 1
     servers = sum(who < 0 for who in victims)
     sys.stdout.write(f"{number} {servers} {len(victims) - servers}\n")

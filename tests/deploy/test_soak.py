@@ -31,9 +31,9 @@ def test_memory_is_flat_and_nothing_is_lost(tmp_path: Path) -> None:
         check=False,
     )
     assert done.returncode == 0, done.stderr[-4000:]
-    found = json.loads(done.stdout)
-    assert found["complete"], found
-    assert found["lost"] == {"rounds": [], "audits": []}
-    settled = [line for line in found["memory"] if line[0] >= SETTLED * int(rounds)]
+    outcome = json.loads(done.stdout)
+    assert outcome["complete"], outcome
+    assert outcome["lost"] == {"rounds": [], "audits": []}
+    settled = [line for line in outcome["memory"] if line[0] >= SETTLED * int(rounds)]
     for place in (1, 2):  # the server, the largest silo
-        assert max(line[place] for line in settled) <= GROWTH * settled[0][place], found["memory"]
+        assert max(line[place] for line in settled) <= GROWTH * settled[0][place], outcome["memory"]

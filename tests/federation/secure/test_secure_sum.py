@@ -219,13 +219,13 @@ def test_each_sum_has_fresh_masks() -> None:
 
 
 def test_a_late_value_stays_masked() -> None:
-    """A silo that has vanished for the others sends its value late: its own mask is not told."""
+    """A silo that others took for lost sends its value late: its own mask is not revealed."""
     values = values_of(names_of(3))
     parties = send_masked(values, {"masked": ["silo2"]})
     unmask(parties)
     late = parties.silos["silo2"].mask(values["silo2"], parties.server.shares_for("silo2"))
-    told = [said.own.keys() for said in parties.server.revealed.values()]
-    assert all("silo2" not in names for names in told)
+    holders = [shares.own.keys() for shares in parties.server.revealed.values()]
+    assert all("silo2" not in names for names in holders)
     with raises_code(SumError, "secure-sum", silo="silo2"):
         parties.server.add_masked("silo2", late)
 
@@ -322,8 +322,8 @@ def test_keys_of_a_server_in_the_middle_are_noticed_where_silos_share_a_secret()
 def test_a_holder_that_reveals_another_share_is_named() -> None:
     parties = send_masked(values_of(names_of(4)))
     server = parties.server
-    said = parties.silos["silo1"].reveal(*server.request_for("silo1"))
-    wrong = Revealed({**said.own, "silo2": to_bytes(3)}, said.mask)
+    shares = parties.silos["silo1"].reveal(*server.request_for("silo1"))
+    wrong = Revealed({**shares.own, "silo2": to_bytes(3)}, shares.mask)
     with raises_code(SumError, "secure-sum", silo="silo1"):
         server.add_revealed("silo1", wrong)
 

@@ -135,8 +135,8 @@ def test_lost_workers_change_nothing(
     sg.run(make_graph(), **RUN | options, out=str(tmp_path / "here"))
     sg.run(make_graph(), **RUN | WORKERS | options, out=str(tmp_path / "workers"))
     assert made[0].losses > 2
-    found = files_of(tmp_path / "workers")
-    assert found == files_of(tmp_path / "here")
+    files = files_of(tmp_path / "workers")
+    assert files == files_of(tmp_path / "here")
 
 
 def test_a_worker_that_is_always_lost_ends_the_run(
@@ -165,8 +165,8 @@ def test_a_run_is_resumed_by_another_engine(
     with dying(monkeypatch, 4):
         sg.resume(tmp_path / "cut", graph=make_graph(), engine=other)
     sg.resume(tmp_path / "cut", graph=make_graph())
-    found = files_of(tmp_path / "cut")
-    assert found == files_of(tmp_path / "whole")
+    files = files_of(tmp_path / "cut")
+    assert files == files_of(tmp_path / "whole")
     assert rooms
 
 
