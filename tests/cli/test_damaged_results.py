@@ -10,6 +10,7 @@ import pytest
 
 from commands import QUICK, Capture, save
 from conftest import planted_graph
+from rating_graphs import write_ratings
 from silograph.cli import run_app
 from silograph.experiment.result_files import SUMS
 
@@ -46,22 +47,25 @@ def damage(data: bytes, others: list[bytes], rng: random.Random) -> bytes:
     return changed
 
 
-def commands(folder: Path) -> dict[str, list[str]]:
-    """Return commands that read a result folder, by their names."""
-    return {
-        "report": ["report", str(folder), "--out", "page.html"],
-        "predict": ["predict", str(folder), "--data", "g.npz", "--out", "p.csv"],
-        "resume": ["resume", str(folder), "--json", "--quiet"],
-    }
+REPORT = ["report", "copy", "--out", "page.html"]
+RESUME = ["resume", "copy", "--json", "--quiet"]
+# What reads the folder of a run, of a run on ratings, and of a comparison.
+OF_RUN = [REPORT, ["predict", "copy", "--data", "g.npz", "--out", "p.csv"], RESUME]
+OF_RATINGS = [REPORT, ["recommend", "copy", "--all", "--out", "p.csv"], RESUME]
+OF_COMPARISON = [REPORT, ["report", "original", "copy", "--out", "page.html"], RESUME]
 
 
-def try_folders(original: Path, capsys: Capture, cases: int, seed: int) -> Counter[str]:
+def try_folders(
+    original: Path, commands: list[list[str]], capsys: Capture, cases: int, seed: int
+) -> Counter[str]:
     """Damage a file of a copy, again and again, and run every command on it."""
     rng, outcomes, copy = random.Random(seed), Counter[str](), Path("copy")
     files = sorted(path.relative_to(original) for path in original.rglob("*") if path.is_file())
     contents = [(original / file).read_bytes() for file in files]
-    sums = json.loads((original / SUMS).read_text()).keys()
-    clean: dict[str, bytes | str] = {}
+    # The report of a run checks all of its files; that of a comparison those that it reads.
+    is_run = (original / "config.toml").exists()
+    sums = json.loads((original / SUMS).read_text()).keys() if is_run else ()
+    clean: dict[str, bytes] = {}
     for number in range(-1, cases):  # the first one is not damaged
         shutil.rmtree(copy, ignore_errors=True)
         shutil.copytree(original, copy)
@@ -72,9 +76,10 @@ def try_folders(original: Path, capsys: Capture, cases: int, seed: int) -> Count
                 where.unlink()
             else:
                 where.write_bytes(damage(where.read_bytes(), contents, rng))
-        for name, words in commands(copy).items():
-            for made in (Path("p.csv"), Path("page.html")):
-                made.unlink(missing_ok=True)
+        for words in commands:
+            name = words[0]
+            for old in (Path("p.csv"), Path("page.html")):
+                old.unlink(missing_ok=True)
             code = run_app(words)
             shown = capsys.readouterr()
             about = number, name, file
@@ -83,30 +88,52 @@ def try_folders(original: Path, capsys: Capture, cases: int, seed: int) -> Count
             outcomes[f"{name} {code}"] += 1
             if name == "report" and number >= 0 and str(file) in sums:
                 assert code != 0, about
-            if name == "predict" and code == 0:
-                assert clean.setdefault(name, Path("p.csv").read_bytes()) == (
-                    Path("p.csv").read_bytes()
-                ), about
+            if code == 0 and name != "resume":  # what was damaged is not among what was read
+                made = Path(words[-1]).read_bytes()
+                assert clean.setdefault(str(words), made) == made, about
     return outcomes
 
 
 @pytest.fixture
-def original(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The folder of a complete run."""
+def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working folder with a graph and a folder of ratings."""
     monkeypatch.chdir(tmp_path)
     save("g.npz", planted_graph(40))
-    assert run_app(["run", "g.npz", *QUICK, "--quiet", "--json", "--out", "original"]) == 0
-    return tmp_path / "original"
+    write_ratings(Path("ratings"))
+    return tmp_path
 
 
-def test_some_damaged_folders(original: Path, capsys: Capture) -> None:
-    outcomes = try_folders(original, capsys, 15, seed=0)
-    assert outcomes["report 1"] + outcomes["report 2"] >= 5
+def original(kind: str) -> list[list[str]]:
+    """Make the folder `original`, and return the commands that read it."""
+    flags = ["--quiet", "--json", "--out", "original"]
+    match kind:
+        case "run":
+            words, commands = ["run", "g.npz", *QUICK], OF_RUN
+        case "ratings":
+            learned = ["--method", "fedgnn", "--rounds", "2", "--clients", "3"]
+            words, commands = ["run", "ratings", *learned], OF_RATINGS
+        case _:
+            words = ["compare", "g.npz", *QUICK[2:], "--methods", "local,fedavg", "--seeds", "1"]
+            commands = OF_COMPARISON
+    assert run_app([*words, *flags]) == 0
+    return commands
+
+
+KINDS = ["run", "ratings", "comparison"]
+
+
+@pytest.mark.usefixtures("start")
+@pytest.mark.parametrize("kind", KINDS)
+def test_some_damaged_folders(kind: str, capsys: Capture) -> None:
+    outcomes = try_folders(Path("original"), original(kind), capsys, 8, seed=0)
+    assert outcomes["report 1"] + outcomes["report 2"] >= 2
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(5400)
-@pytest.mark.parametrize("seed", range(1, 6))
-def test_a_thousand_damaged_folders(original: Path, capsys: Capture, seed: int) -> None:
-    outcomes = try_folders(original, capsys, 200, seed)
-    assert outcomes["report 1"] + outcomes["report 2"] >= 60
+@pytest.mark.usefixtures("start")
+@pytest.mark.parametrize("seed", range(1, 4))
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_thousand_damaged_folders(kind: str, capsys: Capture, seed: int) -> None:
+    outcomes = try_folders(Path("original"), original(kind), capsys, 112, seed)
+    assert outcomes["report 1"] + outcomes["report 2"] >= 30
