@@ -90,7 +90,10 @@ def try_folders(
                 assert code != 0, about
             if code == 0 and name != "resume":  # what was damaged is not among what was read
                 made = Path(words[-1]).read_bytes()
-                assert clean.setdefault(str(words), made) == made, about
+                same = clean.setdefault(str(words), made) == made
+                # Without a digest the page is made, and says that it could not be checked.
+                is_noted = b"could not be checked" in made or b"could be checked by" in made
+                assert same or (file.suffix == ".json" and is_noted), about
     return outcomes
 
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic.dataclasses import dataclass as checked_dataclass
 
-from silograph.core.config import STRICT, RunConfig, checked, make_config
+from silograph.core.config import STRICT, RunConfig, checked
 from silograph.core.errors import (
     CheckpointError,
     ConfigError,
@@ -28,7 +28,6 @@ from silograph.core.errors import (
 from silograph.core.files import check_regular, describe_exposure, write_atomic
 from silograph.core.numeric_state import standard_numerics, torch_threads
 from silograph.core.resolved_config import ResolvedConfig, resolved_values
-from silograph.core.run_file import read_toml
 from silograph.core.text import count_of
 from silograph.core.work import keep_freed_memory
 from silograph.deploy.allowed_code import (
@@ -448,7 +447,7 @@ def resume_server(
                 **mistake("completed-run", target),
             )
         about = folder.about()
-        config = make_config(read_toml(target / "config.toml"), source=f"{target}/config.toml")
+        config = folder.config()
         check_trusted(own_code(config), trust, target)
         check_code(about["code"], config)
         check_run(config)

@@ -117,6 +117,19 @@ def read_csv(path: Path) -> list[dict[str, str]]:
         raise _no_table(path, error) from None
 
 
+def names_of_clients(folder: Path) -> list[str]:
+    """Return the names of the clients of a simulation's result folder, in their order.
+
+    Raises:
+        DataError: the table of clients is damaged, or is no regular file.
+        OSError: it cannot be read.
+    """
+    names = [row.get("client", "") for row in read_csv(folder / CLIENTS)]
+    if not names or not all(names):
+        raise _no_table(folder / CLIENTS, ValueError("clients without names"))
+    return names
+
+
 def _no_table(path: Path, error: Exception) -> DataError:
     """Return the error for a damaged table."""
     return DataError(

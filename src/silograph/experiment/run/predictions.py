@@ -14,12 +14,11 @@ from silograph.core.numeric_state import standard_numerics
 from silograph.experiment.result_files import (
     ABOUT,
     CLIENT_STATISTICS,
-    CLIENTS,
     MODEL,
     MODELS,
     check_written,
     file_of,
-    read_csv,
+    names_of_clients,
     read_json,
 )
 from silograph.experiment.run.trained_model import TrainedModel, load_model, read_client_statistics
@@ -86,7 +85,7 @@ def predict_to(
             "--client out",
             **mistake("unread-option", "client", str(run)),
         )
-    if own and client is not None and client not in (client_names := _clients_of(folder)):
+    if own and client is not None and client not in (client_names := names_of_clients(folder)):
         raise unknown("client", client, client_names)
     rules = trained.preprocessing
     graph_or_silo = read_data(
@@ -194,18 +193,13 @@ def _statistics_of(run: Path, client: str | None, features: int) -> ColumnStatis
         )
     check_written(folder, [CLIENT_STATISTICS])
     if client is None:
-        client_names = _clients_of(folder)
+        client_names = names_of_clients(folder)
         raise ConfigError(
             f"the model in {run} was trained with normalize standard_client, where each client "
             f"has its own means and deviations: choose one by --client, of {_some(client_names)}",
             **mistake("missing-option", "client"),
         )
     return read_client_statistics(path, client, features)
-
-
-def _clients_of(folder: Path) -> list[str]:
-    """Return the names of the clients of a result folder."""
-    return [row.get("client", "") for row in read_csv(folder / CLIENTS)]
 
 
 def read_data(
@@ -316,7 +310,7 @@ def model_file(run: Path, silo: str | None = None) -> Path:
             "model, or its method has no whole one, as fedper",
             **mistake("missing-file", run / MODEL),
         )
-    client_names = _clients_of(run)
+    client_names = names_of_clients(run)
     if silo not in client_names:
         raise DataError(
             f"expected the folder of a client, for each has a model of its own, got "

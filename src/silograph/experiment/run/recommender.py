@@ -36,13 +36,12 @@ from silograph.experiment.resolve.data import clients_block
 from silograph.experiment.resolve.resolve import DTYPES
 from silograph.experiment.result_files import (
     ABOUT,
-    CLIENTS,
     RECOMMENDER,
     RECOMMENDERS,
     REPORT,
     check_model_file,
     file_of,
-    read_csv,
+    names_of_clients,
 )
 from silograph.experiment.run.result import Result
 from silograph.experiment.run.setup import Setup
@@ -322,8 +321,7 @@ def write_recommendations(
 
 def client_names(run: Path) -> list[str]:
     """Return the clients of a simulation's result folder; none for that of a silo."""
-    is_simulation = (run / ABOUT).exists()
-    return [row.get("client", "") for row in read_csv(run / CLIENTS)] if is_simulation else []
+    return names_of_clients(run) if (run / ABOUT).exists() else []
 
 
 def client_file(run: Path, client: str | None) -> Path:

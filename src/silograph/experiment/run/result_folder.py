@@ -38,11 +38,11 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from silograph.core.config import RunConfig
+from silograph.core.config import RunConfig, make_config
 from silograph.core.errors import CheckpointError, ConfigError, TrainingError, mistake, read_mistake
 from silograph.core.files import check_regular, hold_folder, sync_folder, write_atomic
 from silograph.core.resolved_config import to_run_config
-from silograph.core.run_file import write_toml
+from silograph.core.run_file import read_toml, write_toml
 from silograph.core.text import in_path
 from silograph.experiment.resolve.parts import (
     find_method,
@@ -364,6 +364,23 @@ class ResultFolder:
         self._check_sums()
         self.checkpoints.synced = not simulated
         return {**identity_and_source, "code": code, "simulated": simulated}
+
+    def config(self) -> RunConfig:
+        """Return the config of the run.
+
+        Raises:
+            ConfigError: it cannot be read.
+            CheckpointError: it is cut: a run writes its model with every config.
+        """
+        path = self.path / CONFIG
+        config = make_config(read_toml(path), source=str(path))
+        if config.model is None:
+            raise CheckpointError(
+                f"expected the config of a run in {path}, got one without a model: restore the "
+                "file from a copy, or begin a new run",
+                **mistake("damaged-file", path),
+            )
+        return config
 
     def _check_sums(self) -> None:
         """Raise `CheckpointError` for a file that is not as the run has written it.

@@ -26,7 +26,6 @@ from silograph.core.key import Key
 from silograph.core.numeric_state import standard_numerics, torch_threads
 from silograph.core.payload import Shared, with_prefix
 from silograph.core.resolved_config import ResolvedConfig, training_key
-from silograph.core.run_file import read_toml
 from silograph.exchange.collect import collect, fit_statistics
 from silograph.exchange.feature_drift import DriftForm, measure_drift
 from silograph.exchange.shared_biases import share_biases
@@ -235,7 +234,7 @@ def resume(
                 f"expected a run of this process in {target}, got one whose graph silos hold: "
                 "use silograph server --resume"
             )
-        config = make_config(read_toml(target / "config.toml"), source=f"{target}/config.toml")
+        config = folder.config()
         if engine is not None:
             config = with_engine(config, engine)
         # Code that the folder names is imported only if it is trusted and as it was.
