@@ -580,18 +580,42 @@ class Session:
         self._last_whole |= dict.fromkeys(self.peers, number)
 
     def hand_over(self, number: int, weights: Payload) -> int:
-        """Send all silos the best round, and what they get of its weights; see `Engine`."""
+        """Send all silos the best round, and what they get of its weights; see `Engine`.
+
+        A silo whose stream ends meanwhile gets it when it is back, within the server's patience.
+        """
         self._attach_returned()
         fields = self._course.result_of(weights)
         frame = encode(Envelope(RESULT, Kind.WEIGHTS, number, 0), fields, 0)
-        for peer in self.peers.values():
-            peer.send(Type.RESULT, frame)
-        for peer in self.peers.values():
+        names, deadline = list(self.peers), time.monotonic() + self._limits.patience
+        lost = self._send_result(names, frame)
+        for name in lost:
+            self._report(Event(What.AWAITED, name, seconds=self._limits.patience))
+        while lost and time.monotonic() < deadline:
+            time.sleep(PAUSE)
+            self._attach_returned()
+            if back := [name for name in lost if name in self.peers]:
+                lost = {name: why for name, why in lost.items() if name not in back}
+                lost |= self._send_result(back, frame)
+        for name, reason in lost.items():
+            self._report(Event(What.WITHOUT, name, reason=reason))
+        return len(frame) * len(names)
+
+    def _send_result(self, names: Sequence[str], frame: bytes) -> dict[str, str]:
+        """Send attached silos the result; return the reasons of those whose streams ended."""
+        for name in names:
+            self.peers[name].send(Type.RESULT, frame)
+        lost = {}
+        for name in names:
             try:
-                peer.answer(Type.DONE, self._limits.seconds)
+                self.peers[name].answer(Type.DONE, self._limits.seconds)
             except LostError as error:
-                self._report(Event(What.WITHOUT, peer.name, reason=str(error)))
-        return len(frame) * len(self.peers)
+                if error.cause is Cause.GONE:
+                    lost[name] = str(error)
+                    self.peers.pop(name).close()
+                else:
+                    self._report(Event(What.WITHOUT, name, reason=str(error)))
+        return lost
 
     def restore(
         self,

@@ -37,6 +37,7 @@ class What(StrEnum):
     UNFIT = "unfit"  # it is back, but cannot take part
     RESUMED = "resumed"  # a run goes on after its server was interrupted
     ROUND = "round"  # a round is over, and committed if a checkpoint was due
+    AWAITED = "awaited"  # the result waits for a silo whose stream ended
     WITHOUT = "without"  # a silo has not taken the result of the run
     UNHEARD = "unheard"  # a silo did not hear the server's last message
     ENDED = "ended"  # the run is over, or has failed for a reason
@@ -125,8 +126,8 @@ MOST_STRANGERS, MOST_OF_ADDRESS = 20, 5
 FIELDS = tuple(f.name for f in fields(Event) if f.name != "what")
 WARNINGS = frozenset(
     {What.REFUSED, What.STRANGER, What.DROPPED, What.LEFT_OUT, What.DISMISSED, What.DISCARDED}
-    | {What.WAITING, What.RETURNED, What.UNFIT, What.WITHOUT, What.UNHEARD, What.LOST}
-    | {What.DECLINED, What.DISAGREED, What.EXPOSED, What.UNKNOWN_KEYS, What.UNLISTED}
+    | {What.WAITING, What.RETURNED, What.UNFIT, What.AWAITED, What.WITHOUT, What.UNHEARD}
+    | {What.LOST, What.DECLINED, What.DISAGREED, What.EXPOSED, What.UNKNOWN_KEYS, What.UNLISTED}
     | {What.KEYS, What.EXPIRES}
 )
 
@@ -212,6 +213,7 @@ LINES = {
     What.DISCARDED: "an answer of {e.silo} came too late and is discarded",
     What.WAITING: "round {e.round} waits up to {e.seconds:g} s for {e.silo}, and is done again",
     What.UNFIT: "{e.silo} is back, but cannot take part: {e.reason}",
+    What.AWAITED: "the result of the run waits up to {e.seconds:g} s for {e.silo}",
     What.WITHOUT: "{e.silo} has not taken the result of the run: {e.reason}",
     What.UNHEARD: "{e.silo} did not hear the last message: {e.reason}",
     What.DECLINED: "refused: {e.reason}",

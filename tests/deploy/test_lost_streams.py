@@ -1,4 +1,4 @@
-"""Streams that are lost before the first round: silos join again, and the run is as without."""
+"""Streams that are lost before the first round or after the last: the run is as without."""
 
 import threading
 from collections.abc import Callable, Iterator
@@ -159,3 +159,44 @@ def test_a_silo_that_is_lost_while_a_server_resumes_is_waited_for(
     whole = sg.run(graph, config=replace(config, out=None), block_size=1)
     assert same_bits(weights_of(result), weights_of(whole))
     assert result.ledger.records == whole.ledger.records
+
+
+def test_a_silo_that_is_lost_while_it_gets_the_result_is_waited_for(
+    make_graph: MakeGraph,
+    proxy: Proxy,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Also where it has stored the result, and the server does not know."""
+    graph, config = make_graph(60), config_of(3, **BASE)
+    silos = folders(graph, config, tmp_path / "silos")
+    finish, cuts = Responder._finish, list[int]()
+
+    def cut_twice(own: Responder, frame: bytes) -> None:
+        if own._name == LOST and len(cuts) < 2:
+            cuts.append(len(cuts))
+            if len(cuts) == 2:
+                finish(own, frame)
+            proxy.cut(reset=True)
+            threading.Timer(0.2, proxy.heal).start()
+            return
+        finish(own, frame)
+
+    monkeypatch.setattr(Responder, "_finish", cut_twice)
+    result = federate(
+        silos,
+        config,
+        PLAIN,
+        keep=True,
+        on_address=proxy.forward_to,
+        reached=lambda folder, at: proxy.address if folder == silos[1] else at,
+    )
+    assert cuts == [0, 1]
+    assert caplog.text.count(f"the result of the run waits up to 60 s for {LOST}") == 1
+    assert "has not taken the result" not in caplog.text
+    whole = sg.run(graph, config=config, block_size=1)
+    assert result.ledger.records == whole.ledger.records
+    assert result.bytes == whole.bytes
+    for silo in silos:
+        assert len(list((silo / "results").iterdir())) == 1
