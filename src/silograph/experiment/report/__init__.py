@@ -182,7 +182,11 @@ def comparison_runs(folder: str | os.PathLike[str]) -> list[Path]:
     check_regular(Path(folder) / COMPARISON)
     if not (Path(folder) / COMPARISON).is_file():
         return []
-    folders = sorted(path.parent for path in (Path(folder) / "runs").glob(f"[!.]*/{ABOUT}"))
+    # A run that is over and lacks its first file is no reason to leave it out in silence.
+    of_runs = (
+        path.parent for n in (ABOUT, RESULT) for path in Path(folder).glob(f"runs/[!.]*/{n}")
+    )
+    folders = sorted(set(of_runs))
     if not folders:
         raise DataError(
             f"expected runs in the comparison {os.fspath(folder)}, got none: go on with it by "
