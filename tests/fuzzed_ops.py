@@ -100,7 +100,7 @@ RUNS: list[dict[str, Any]] = [
     {"method": "fedais", "options": {"batches": 2, "share_features": True}},
     {"method": "fedais", "options": {"batches": 3, "tau": 1, "interval": "fixed"}},
     {"method": "fedlocal", "sparse": True, "options": {"batches": 2}},
-    {"method": "fedavg", "normalize": "standard"},
+    {"method": "fedavg", "normalize": "standard", "feature_drift": True},
     {"method": "local", "metric": "auc"},
     {"method": "fedmf", "model": "rating_mf", "relevant": 4.0, "options": {"embedding": 3}},
     {"method": "fedgnn", "model": "rating_gcn", "options": {"embedding": 3}},
@@ -110,6 +110,8 @@ RUNS: list[dict[str, Any]] = [
         "relevant": 4.0,
         "options": {"embedding": 3, "clip": 0.1},
     },
+    {"method": "fedavg", "model": "rating_profiles"},
+    {"method": "fedavg", "model": "rating_biases"},
 ]
 
 
