@@ -24,7 +24,7 @@ AT_SILOS = [
 ]
 # Methods for ratings need their task; see CASES.
 PLAIN = [name for name in AT_SILOS if name != "fedmf"]
-KILLS = 10
+KILLS = 12
 
 
 def hit(case: str, path: Path, number: int, signals: str) -> None:
