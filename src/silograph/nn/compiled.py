@@ -39,6 +39,7 @@ from silograph.nn.fit import (
     rows_apart,
     start_fields,
     starts_compact,
+    stays_without_data,
     used_rows,
     whole_memory,
 )
@@ -435,6 +436,8 @@ def untouched_rows_after(training: Training, start: Tensor, steps: int) -> Tenso
                 "is not compiled; run with kernels=torch"
             )
     weight = start.clone(memory_format=torch.contiguous_format)
+    if stays_without_data(training, start, steps):
+        return weight
     with flush_subnormals():  # as rows are in training
         values = weight.numpy().reshape(-1)
         memory = np.empty((4, kernels_optim.TOGETHER), values.dtype)

@@ -760,8 +760,23 @@ def copy_start(
     return weight_fields
 
 
+def stays_without_data(training: Training, start: Tensor, steps: int) -> bool:
+    """Return whether weights (R, D) without data stay where they are.
+
+    Raises:
+        ProtocolError: they move, and are not rows of weights.
+    """
+    if steps == 0 or (training.optimizer.weight_decay == 0 and not training.corrections):
+        return True
+    if start.dim() != 2 or not start.is_floating_point():
+        raise ProtocolError(f"expected rows of weights, got {start.dtype} {tuple(start.shape)}")
+    return False
+
+
 def untouched_rows_after(training: Training, start: Tensor, steps: int) -> Tensor:
     """Return weights (R, D) after some steps of a fresh optimizer with a gradient of 0."""
+    if stays_without_data(training, start, steps):
+        return own_copy(start)
     name = f"{FIRST}rows"  # only first weights have rows that no data reaches
     weights, no_gradient, base = (
         {name: own_copy(start[None])},
