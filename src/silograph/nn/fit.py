@@ -274,6 +274,14 @@ class Training:
         shapes = self.model.weight_shapes.items()
         return float(sum(self.flops[name] * torch.Size(shape).numel() for name, shape in shapes))
 
+    @cached_property
+    def rows_without_data(self) -> dict[object, tuple[Tensor, Tensor]]:
+        """Latest weights that were stepped without data, and what they became; nobody writes it.
+
+        In one process the server wants them for its mean, and clients for their rows.
+        """
+        return {}
+
     def of(self, clients: Tensor) -> "Training":
         """Return the training of the clients at these positions (k,) int64."""
         corrections = tuple(each.of(clients) for each in self.corrections)
