@@ -183,11 +183,12 @@ def test_log_odds_are_those_of_torch(gaps: list[float], shift: float, task: Labe
     """
     logits = np.array([gaps]) + shift
     odds = np.empty(len(gaps))
-    by_task = {
-        "multiclass": count_kernels.odds_of_classes,
-        "multilabel": count_kernels.odds_of_bits,
-    }
-    called(by_task[task])(logits, 0, CLIP, odds)
+    if task == "multiclass":
+        top = logits.max()
+        log_total = called(count_kernels.log_sum)(logits, 0, top)
+        called(count_kernels.odds_of_classes)(logits, 0, top, log_total, CLIP, odds)
+    else:
+        called(count_kernels.odds_of_bits)(logits, 0, CLIP, odds)
     expected = log_odds(torch.from_numpy(logits), task)[0].numpy()
     bound = 1e-10 + 4 * np.finfo(np.float64).eps * np.exp(np.minimum(np.abs(expected), 40))
     certain = np.abs(expected) > 33  # 1 - p is a few units in the last place

@@ -146,9 +146,8 @@ def offsets(lengths: Tensor) -> Tensor:
 
 def ranges(starts: Tensor, lengths: Tensor) -> Tensor:
     """Return the concatenation of start, start + 1, ..., start + length - 1 of every run."""
-    shift = starts - offsets(lengths)[:-1]
-    total = int(lengths.sum())
-    return torch.arange(total, device=starts.device) + torch.repeat_interleave(shift, lengths)
+    shift = torch.repeat_interleave(starts - (lengths.cumsum(0) - lengths), lengths)
+    return torch.arange(len(shift), device=starts.device) + shift
 
 
 def rows_of(off: Tensor, positions: Tensor) -> Tensor:
@@ -175,7 +174,7 @@ def runs_at(t: Tensor, off: Tensor, positions: Tensor) -> Tensor:
 
 def owners(off: Tensor) -> Tensor:
     """Return which client every row belongs to, (n,) int64."""
-    return torch.repeat_interleave(torch.arange(len(off) - 1, device=off.device), off.diff())
+    return torch.repeat_interleave(off.diff())
 
 
 def copied(field: StateField) -> StateField:

@@ -92,8 +92,8 @@ class Meter:
         """Return the work so far."""
         own = self._per_client + self._same_for_all
         for off, starts, flops in self._runs.values():
-            counts = off.diff() if starts is None else starts[off].diff()
-            own += counts.cpu().double().numpy() * flops
+            ends = (off if starts is None else starts[off]).cpu().numpy()
+            own += (ends[1:] - ends[:-1]) * flops
         parts = {kind: part.totals() for kind, part in self.apart.items()}
         executed = float(own.sum()) - self._spared + sum(part.executed for part in parts.values())
         return WorkTotals(own, {kind: part.own for kind, part in parts.items()}, executed)

@@ -98,6 +98,7 @@ from silograph.nn.reach import (
     slots_in_client,
     summed,
     summed_back,
+    with_own_degrees,
 )
 from silograph.nn.segment import segment_sum
 from silograph.task.registry import task_of
@@ -329,11 +330,9 @@ def begin_inside(
     started, counts = start_pass(clients, state, request)
     at, params = inputs_of(clients, started, stages_with_sums(clients.cfg.model.staged)[0])
     z = before(params, at)
-    degree = clients.block.adj.degree.to(z.dtype)[:, None]
-    inner = replace(at.reach, degree=degree, operators={})
-    no_remote_sums = z.new_zeros(len(inner.rows), z.shape[1])
+    no_remote_sums = torch.zeros_like(z)
     started = with_product(started, at, z)
-    at = replace(at, reach=inner)
+    at = replace(at, reach=with_own_degrees(clients.block, at.reach))
     return finish(clients, started, at, params, no_remote_sums), counts
 
 
@@ -566,7 +565,7 @@ def inputs_of(
     drop_key = key if bool(state.train.t[0]) else None
     at = Inputs(model, number, x, origin, block.row_key[reach.rows], drop_key, reach)
     weights = {name: w.t[0] for name, w in state.weights.items()}
-    return at, stage_weights(block, number, stage, weights, half)
+    return at, stage_weights(number, weights, half)
 
 
 def _forward_without_sums(clients: Clients, state: InPass, number: int) -> InPass:

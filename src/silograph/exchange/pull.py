@@ -48,6 +48,7 @@ from silograph.graph.block.block import ClientBlock
 from silograph.nn.fit import check_places, dtype_of
 from silograph.nn.forward import AnyModel, Staged
 from silograph.nn.model import before
+from silograph.nn.reach import with_own_degrees
 from silograph.nn.segment import segment_sum, sparse_product
 from silograph.nn.stored_rows import StoredRows, stored_stages, surroundings, to_send
 
@@ -877,8 +878,7 @@ def finish_alone(clients: Clients, state: PassAlone, _: Empty) -> tuple[PassAlon
     z = before(params, at)
     remote_sums = torch.zeros_like(z)
     if features is None:
-        degree = block.adj.degree.to(z.dtype)[:, None]
-        at = replace(at, reach=replace(at.reach, degree=degree, operators={}))
+        at = replace(at, reach=with_own_degrees(block, at.reach))
     else:
         first = {n: w.t[0] for n, w in state.weights.items() if n.startswith("0.")}
         whole = {name.removeprefix("0."): w for name, w in first.items()}

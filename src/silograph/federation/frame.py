@@ -95,7 +95,8 @@ def frame_sizes(op: str, payload: Payload, clients: int) -> np.ndarray:
             dims -= 1
             size += t.nbytes // max(t.size(0), 1)
         elif isinstance(field, Ragged):
-            counts = field.off.diff().cpu().numpy() * (t.element_size() * math.prod(t.shape[1:]))
+            ends = field.off.cpu().numpy()
+            counts = (ends[1:] - ends[:-1]) * (t.element_size() * math.prod(t.shape[1:]))
             rows = counts if rows is None else rows + counts
         else:
             size += t.nbytes
@@ -106,6 +107,8 @@ def frame_sizes(op: str, payload: Payload, clients: int) -> np.ndarray:
 def count_sizes(payload: Payload, clients: int) -> np.ndarray:
     """Return the bytes of each client's scores of the weights that it received, (C,) int64."""
     counts = {name: field for name, field in payload.items() if name.startswith(RECEIVED)}
+    if not counts:
+        return np.zeros(clients, dtype=np.int64)
     return frame_sizes("", counts, clients) - HEADER.size
 
 

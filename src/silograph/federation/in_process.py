@@ -285,17 +285,16 @@ class BlockState:
 
     def replace(self, new: State, overwrites: tuple[str, ...] = ()) -> None:
         """Replace the state by what a call to all returned, which `overwrites` such fields."""
-        if self._own or overwrites:
+        own = {
+            name
+            for name in new
+            if (overwrites and name.startswith(overwrites))
+            or (name in self._own and new[name] is self._fields[name])
+        }
+        if own:
             holders = Counter(f.t.untyped_storage().data_ptr() for f in new.values())
-            self._own = {
-                name
-                for name in new
-                if (
-                    name.startswith(overwrites)
-                    or (name in self._own and new[name] is self._fields[name])
-                )
-                and holders[new[name].t.untyped_storage().data_ptr()] == 1
-            }
+            own = {name for name in own if holders[new[name].t.untyped_storage().data_ptr()] == 1}
+        self._own = own
         self._fields = dict(new)
 
     def put(

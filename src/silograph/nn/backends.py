@@ -25,6 +25,7 @@ from silograph.nn.fit import (
     check_fit,
     check_labels,
     check_weights,
+    stays_without_data,
 )
 from silograph.nn.fit import untouched_rows_after as untouched_by_torch
 from silograph.nn.flow import rule_of
@@ -120,7 +121,7 @@ class TorchBackend(_Fits):
 
     def untouched_rows_after(self, training: Training, start: Tensor, steps: int) -> Tensor:
         """Take the steps on all rows together."""
-        if _stays_without_data(training, start, steps):
+        if stays_without_data(training, start, steps):
             return start
         return untouched_by_torch(training, start, steps)
 
@@ -180,7 +181,7 @@ class CompiledBackend(_Fits):
 
     def untouched_rows_after(self, training: Training, start: Tensor, steps: int) -> Tensor:
         """Take the steps row by row."""
-        if _stays_without_data(training, start, steps):
+        if stays_without_data(training, start, steps):
             return start
         from silograph.nn import compiled
 
@@ -214,19 +215,6 @@ class CompiledBackend(_Fits):
 
 TORCH, COMPILED = TorchBackend(), CompiledBackend()
 BACKENDS: dict[str, Backend] = {backend.name: backend for backend in (COMPILED, TORCH)}
-
-
-def _stays_without_data(training: Training, start: Tensor, steps: int) -> bool:
-    """Return whether weights (R, D) without data stay where they are.
-
-    Raises:
-        ProtocolError: they move, and are not rows of weights.
-    """
-    if steps == 0 or (training.optimizer.weight_decay == 0 and not training.corrections):
-        return True
-    if start.dim() != 2 or not start.is_floating_point():
-        raise ProtocolError(f"expected rows of weights, got {start.dtype} {tuple(start.shape)}")
-    return False
 
 
 def why_not_compiled(training: Training) -> str | None:

@@ -39,6 +39,7 @@ from silograph.nn.fit import (
     rows_apart,
     start_fields,
     starts_compact,
+    stays_without_data,
     used_rows,
     whole_memory,
 )
@@ -425,6 +426,8 @@ def _split_by_client(model: Staged, block: ClientBlock, rows: np.ndarray) -> Par
 def untouched_rows_after(training: Training, start: Tensor, steps: int) -> Tensor:
     """Return weights (R, D) after some steps of a fresh optimizer with a gradient of 0.
 
+    They are not to be changed in place: they are returned once more for the same weights.
+
     Raises:
         ProtocolError: a correction that is not compiled.
     """
@@ -434,6 +437,22 @@ def untouched_rows_after(training: Training, start: Tensor, steps: int) -> Tenso
                 f"expected training that is compiled, got: correction {type(correction).__name__} "
                 "is not compiled; run with kernels=torch"
             )
+    if stays_without_data(training, start, steps):
+        return start.clone(memory_format=torch.contiguous_format)
+    # As long as `start` is kept here, no other tensor is at its place in memory.
+    memory = start.data_ptr(), start.shape, start.stride(), start.dtype, start._version
+    latest, name = training.rows_without_data, (*memory, steps)
+    if name not in latest:
+        if len(latest) == MOST_LATEST:
+            latest.clear()
+        latest[name] = start, _step_without_data(training, start, steps)
+    return latest[name][1]
+
+
+MOST_LATEST = 2  # first matrices of a layer with a weight for the node itself
+
+
+def _step_without_data(training: Training, start: Tensor, steps: int) -> Tensor:
     weight = start.clone(memory_format=torch.contiguous_format)
     with flush_subnormals():  # as rows are in training
         values = weight.numpy().reshape(-1)

@@ -274,6 +274,14 @@ class Training:
         shapes = self.model.weight_shapes.items()
         return float(sum(self.flops[name] * torch.Size(shape).numel() for name, shape in shapes))
 
+    @cached_property
+    def rows_without_data(self) -> dict[object, tuple[Tensor, Tensor]]:
+        """Latest weights that were stepped without data, and what they became; nobody writes it.
+
+        In one process the server wants them for its mean, and clients for their rows.
+        """
+        return {}
+
     def of(self, clients: Tensor) -> "Training":
         """Return the training of the clients at these positions (k,) int64."""
         corrections = tuple(each.of(clients) for each in self.corrections)
@@ -760,8 +768,23 @@ def copy_start(
     return weight_fields
 
 
+def stays_without_data(training: Training, start: Tensor, steps: int) -> bool:
+    """Return whether weights (R, D) without data stay where they are.
+
+    Raises:
+        ProtocolError: they move, and are not rows of weights.
+    """
+    if steps == 0 or (training.optimizer.weight_decay == 0 and not training.corrections):
+        return True
+    if start.dim() != 2 or not start.is_floating_point():
+        raise ProtocolError(f"expected rows of weights, got {start.dtype} {tuple(start.shape)}")
+    return False
+
+
 def untouched_rows_after(training: Training, start: Tensor, steps: int) -> Tensor:
     """Return weights (R, D) after some steps of a fresh optimizer with a gradient of 0."""
+    if stays_without_data(training, start, steps):
+        return own_copy(start)
     name = f"{FIRST}rows"  # only first weights have rows that no data reaches
     weights, no_gradient, base = (
         {name: own_copy(start[None])},

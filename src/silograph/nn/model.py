@@ -6,7 +6,7 @@ n: rows. F: features. K: outputs (classes or label bits). C: clients.
 import dataclasses
 import itertools
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from types import MappingProxyType
 from typing import Any, Literal
@@ -18,6 +18,7 @@ from silograph.core.errors import ConfigError, lookup
 from silograph.core.key import Key
 from silograph.core.payload import NO_STATE, State
 from silograph.core.text import state_of_fields
+from silograph.core.work import report_entries
 from silograph.graph.block.block import ClientBlock, Rows, SparseRows
 from silograph.graph.graph import LabelForm
 from silograph.nn import fit
@@ -46,6 +47,7 @@ from silograph.nn.forward import (
 )
 from silograph.nn.model_options import MODEL_KINDS, ModelKind
 from silograph.nn.reach import Reach
+from silograph.nn.segment import sparse_product
 
 DRAWN_AT_MOST = 1 << 22  # entries of a weight that is drawn only to learn its shape
 
@@ -330,27 +332,28 @@ def scales_of(conv: Conv) -> Scales:
 
 
 def entering(block: ClientBlock, reach: Reach) -> Rows:
-    """Return the features of the rows that take part; sparse ones as used columns only, (r, U)."""
-    is_whole = len(reach.rows) == len(block.row_key)
+    """Return the features of the rows that take part; sparse ones of a part as used columns."""
+    if len(reach.rows) == len(block.row_key):
+        return block.x
     if not isinstance(block.x, SparseRows):
-        return block.x if is_whole else block.x[reach.rows]
+        return block.x[reach.rows]
     if "features" not in reach.operators:  # every op of a pass wants them, and their transpose
-        used = block.x.used.csr
-        reach.operators["features"] = used if is_whole else used.select_rows(reach.rows)
+        reach.operators["features"] = block.x.used.csr.select_rows(reach.rows)
     return SparseRows(reach.operators["features"], reach.off, feature=block.x.used.feature)
+
+
+def _with_used_columns(x: Rows) -> Rows:
+    """Return sparse features as used columns only, (r, U)."""
+    if not isinstance(x, SparseRows) or x.feature is not None:
+        return x
+    return SparseRows(x.used.csr, x.off, feature=x.used.feature)
 
 
 Half = Literal["before", "after"]  # of a stage: up to its sum, and from it on
 
 
-def stage_weights(
-    block: ClientBlock,
-    number: int,
-    stage: Stage,
-    weights: Mapping[str, Tensor],
-    half: Half | None = None,
-) -> Params:
-    """Return the weights of a stage, shared form, without prefix; compact where x is sparse.
+def stage_weights(number: int, weights: Mapping[str, Tensor], half: Half | None = None) -> Params:
+    """Return the weights of a stage, shared form, without prefix.
 
     `half`: return only those that it reads.
     """
@@ -358,14 +361,25 @@ def stage_weights(
     params = {k.removeprefix(prefix): w for k, w in weights.items() if k.startswith(prefix)}
     if half is not None:
         params = {k: w for k, w in params.items() if is_before_sum(k) == (half == "before")}
-    if number == 0 and isinstance(block.x, SparseRows):
-        for name in params.keys() & set(stage.conv.maps):
-            params[name] = params[name][block.x.used.feature]
     return params
+
+
+def _meeting_features(params: Mapping[str, Tensor], stage_inputs: Inputs) -> Mapping[str, Tensor]:
+    """Return weights with the rows that the columns of the inputs meet."""
+    x = stage_inputs.x
+    if not isinstance(x, SparseRows) or x.feature is None:
+        return params
+    maps = stage_inputs.stage.conv.maps
+    return {name: w[x.feature] if name in maps else w for name, w in params.items()}
 
 
 def before(params: Mapping[str, Tensor], stage_inputs: Inputs) -> Tensor:
     """Return z, (r, O)."""
+    return _before(_meeting_features(params, stage_inputs), stage_inputs)
+
+
+def _before(params: Mapping[str, Tensor], stage_inputs: Inputs) -> Tensor:
+    """Return z, (r, O), from weights whose rows the columns of the inputs meet."""
     return stage_inputs.stage.conv.map(
         params, _inputs_after_dropout(stage_inputs), stage_inputs.reach.off
     )
@@ -373,6 +387,11 @@ def before(params: Mapping[str, Tensor], stage_inputs: Inputs) -> Tensor:
 
 def after(params: Mapping[str, Tensor], stage_inputs: Inputs, s: Tensor) -> Tensor:
     """Return the outputs of the stage, (r, O)."""
+    return _after(_meeting_features(params, stage_inputs), stage_inputs, s)
+
+
+def _after(params: Mapping[str, Tensor], stage_inputs: Inputs, s: Tensor) -> Tensor:
+    """Do what `after` does, from weights whose rows the columns of the inputs meet."""
     conv, messages = stage_inputs.stage.conv, stage_inputs.reach.messages
     # Dropout is drawn anew by every half, so only where it is looked at.
     out = conv.finish(
@@ -385,6 +404,9 @@ def before_back(
     params: Mapping[str, Tensor], stage_inputs: Inputs, grad: Tensor, clients: int
 ) -> Gradients:
     """Return the gradients of `before` from dLoss/dz (r, O)."""
+    maps = set(stage_inputs.stage.conv.maps)
+    if isinstance(stage_inputs.x, SparseRows) and params.keys() <= maps:
+        return _gradients_of_map(params, stage_inputs, grad)
     return _half_gradients(params, stage_inputs, None, grad, clients)
 
 
@@ -395,11 +417,30 @@ def after_back(
     return _half_gradients(params, stage_inputs, s, grad, clients)
 
 
+def _gradients_of_map(
+    params: Mapping[str, Tensor], stage_inputs: Inputs, grad: Tensor
+) -> Gradients:
+    """Return the gradients of weights that meet sparse features linearly: z itself is not needed.
+
+    The work reported is that of autograd, which computes z once more.
+    """
+    at = replace(stage_inputs, x=_with_used_columns(stage_inputs.x))
+    x = _inputs_after_dropout(at)
+    assert isinstance(x, SparseRows)  # see `before_back`
+    weights = dict[str, Tensor]()
+    for name in params:
+        report_entries(x.csr.indptr, at.reach.off, 4 * grad.shape[1])
+        weights[name] = sparse_product(x.csr.transposed, grad)
+    return Gradients(None, None, None, weights)
+
+
 def _half_gradients(
     params: Mapping[str, Tensor], stage_inputs: Inputs, s: Tensor | None, grad: Tensor, clients: int
 ) -> Gradients:
     leaves: dict[str, Tensor] = {}
-    x: Rows = stage_inputs.x
+    x = _with_used_columns(stage_inputs.x)
+    stage_inputs = replace(stage_inputs, x=x)
+    params = _meeting_features(params, stage_inputs)
     if isinstance(x, Tensor) and stage_inputs.number > 0:
         x = leaves["x"] = x.detach().requires_grad_()
     origin = stage_inputs.origin
@@ -422,9 +463,9 @@ def _half_gradients(
     )
     with torch.enable_grad():
         out = (
-            before(client_weights, leaf_inputs)
+            _before(client_weights, leaf_inputs)
             if s is None
-            else after(client_weights, leaf_inputs, s)
+            else _after(client_weights, leaf_inputs, s)
         )
     if not out.requires_grad:  # no input has a gradient
         return Gradients(None, None, None, {})

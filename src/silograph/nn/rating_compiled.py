@@ -1,7 +1,7 @@
 """The GCN of ratings by the compiled kernels: the gradient of a step, and predictions.
 
 Steps, optimizers and tables are those of `silograph.nn.rating_steps`, products and sums over edges
-torch's. Rows of the table are mapped before users and items take theirs, which is the same.
+torch's. Rows of the table are mapped before users and items sum over them, which is the same.
 
 E: users and items. O: width of a layer. R: ratings.
 """
@@ -15,6 +15,7 @@ from silograph.core.key import Key, keep_probability
 from silograph.core.payload import State
 from silograph.core.work import report_each
 from silograph.graph.block.block import ClientBlock
+from silograph.graph.csr import CSR
 from silograph.nn.conv import Params
 from silograph.nn.fit import Fitted, Training, TrainingInputs, dtype_of
 from silograph.nn.forward import dropped
@@ -54,6 +55,12 @@ class CompiledPasses:
         self._model, self._block = model, block
         self._graph = rating_graph(block, dtype_of(block))
         self._features = self._graph.gcn_chance.numpy()
+        self._sums_of_rows = block.once("sums of table rows", CSR, self._build_sums_of_rows)
+
+    def _build_sums_of_rows(self) -> CSR:
+        """Return the edges (E, t) with rows of the table in place of the users and items there."""
+        gcn, slot = self._graph.gcn, self._graph.slot
+        return gcn.with_columns(slot[gcn.indices.long()], len(self._graph.key))
 
     def gradient(
         self, values: Params, seeds: Tensor, pair: Tensor, key: Key
@@ -93,8 +100,8 @@ class CompiledPasses:
         graph, model, layer_inputs = self._graph, self._model, [values[EMBEDDING]]
         for layer in range(model.layers):
             mapped = layer_inputs[-1] @ values[f"{layer}.weight"]
-            mapped = mapped if layer else mapped.index_select(0, graph.slot)
-            out = sparse_product(graph.gcn, mapped, symmetric=True)
+            edges = graph.gcn if layer else self._sums_of_rows
+            out = sparse_product(edges, mapped, symmetric=True)
             edge, bias = (contiguous(values[f"{layer}.{name}"]) for name in ("edge", "bias"))
             kernels.finish(out.numpy(), self._features, edge, bias, layer < model.layers - 1)
             if layer < model.layers - 1 and model.dropout and key is not None:

@@ -79,6 +79,19 @@ def _build_full_reach(block: ClientBlock) -> Reach:
     )
 
 
+def with_own_degrees(block: ClientBlock, reach: Reach) -> Reach:
+    """Return the reach of all rows with the degrees of each client's own graph."""
+
+    def make() -> Reach:
+        degree = block.adj.degree.to(reach.degree.dtype)[:, None]
+        return replace(reach, degree=degree, operators={})
+
+    # What is worked out for all rows along all edges serves every pass.
+    if reach is full_reach(block):
+        return block.once("full reach, own degrees", Reach, make)
+    return make()
+
+
 def total_degree(block: ClientBlock) -> Tensor:
     """Return the number of neighbors of every row, those of other silos included, (n, 1)."""
     assert block.adj.values is not None  # blocks carry values of the run's dtype

@@ -185,7 +185,7 @@ def rows_entering(
 ) -> dict[int, Tensor]:
     """Return a batch's inputs (b, I) of each of the `stored_stages`, as `batch_pass` does."""
     last = max(stored_stages(model), default=0)
-    return _pass_until(model, weights, block, x, batch, stored, None, last + 1)[1]
+    return _pass_until(model, weights, block, x, batch, stored, None, last)[1]
 
 
 def _pass_until(
@@ -198,7 +198,7 @@ def _pass_until(
     key: Key | None,
     until: int,
 ) -> tuple[Rows, dict[int, Tensor]]:
-    """Pass through the stages before `until`; if more follow, stop at the inputs of the last."""
+    """Pass through the stages before `until`; if it is a stage, note what enters it."""
     stages_stored, entered = stored_stages(model), dict[int, Tensor]()
     h, origin = _select_rows(x, batch.rows, batch.off), None
     row_key = block.row_key[batch.rows]
@@ -212,7 +212,7 @@ def _pass_until(
         if number in stages_stored:
             assert isinstance(h, Tensor)  # only features can be sparse
             entered[number] = h.detach()
-        if number + 1 == until < len(model.stages):
+        if number == until:
             break
         if stage.teleport and origin is None:
             assert isinstance(h, Tensor)  # linear stages come first

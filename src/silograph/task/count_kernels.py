@@ -53,18 +53,27 @@ def odds_of_bits(logits: NDArray, i: int, clip: float, odds: NDArray) -> None:
 
 
 @_compiled
-def odds_of_classes(logits: NDArray, i: int, clip: float, odds: NDArray) -> None:
-    """Fill `odds` (K,) with the log-odds of the classes of row i."""
-    classes, top = logits.shape[1], -np.inf
-    for c in range(classes):  # an infinite logit is certain; a finite one keeps NaN away
-        odds[c] = within(np.float64(logits[i, c]), LARGEST)
-        if odds[c] > top or np.isnan(odds[c]):
-            top = odds[c]
-    total = 0.0
-    for c in range(classes):
-        odds[c] -= top
-        total += np.exp(odds[c])
-    log_total = np.log(total)
+def odds_of_classes(
+    logits: NDArray, i: int, top: float, log_total: float, clip: float, odds: NDArray
+) -> None:
+    """Fill `odds` (K,) with the log-odds of the classes of row i.
+
+    `top` is its largest logit, `log_total` the logarithm of the sum of exp(logit - top).
+    """
+    classes = logits.shape[1]
+    if np.isfinite(log_total):
+        for c in range(classes):
+            odds[c] = logits[i, c] - top
+    else:
+        top, total = -np.inf, 0.0
+        for c in range(classes):  # an infinite logit is certain; a finite one keeps NaN away
+            odds[c] = within(np.float64(logits[i, c]), LARGEST)
+            if odds[c] > top or np.isnan(odds[c]):
+                top = odds[c]
+        for c in range(classes):
+            odds[c] -= top
+            total += np.exp(odds[c])
+        log_total = np.log(total)
     for c in range(classes):
         log_p = odds[c] - log_total  # after the difference from the top: it is small
         odds[c] = bounded(log_p - np.log1p(-np.exp(log_p)), clip)
@@ -81,12 +90,12 @@ def largest_of(logits: NDArray, i: int) -> int:
 
 
 @_compiled
-def cross_entropy(logits: NDArray, i: int, best: int, y: int) -> float:
-    """Return the loss of row i; NaN where a logit is NaN or infinite, as in torch."""
-    top, total = np.float64(logits[i, best]), 0.0
+def log_sum(logits: NDArray, i: int, top: float) -> float:
+    """Return log sum exp(logit - top) of row i; NaN where a logit is NaN or infinite."""
+    total = 0.0
     for c in range(logits.shape[1]):
         total += np.exp(logits[i, c] - top)
-    return float(top - logits[i, y] + np.log(total))
+    return float(np.log(total))
 
 
 @_compiled
@@ -195,7 +204,10 @@ def tally(
         if classes is not None:
             best = largest_of(logits, i)
             count_class(best, classes[i], hits, part, g)
-            loss[part, g] += cross_entropy(logits, i, best, classes[i])
+            # The loss is NaN where a logit is NaN or infinite, as in torch.
+            top = np.float64(logits[i, best])
+            log_total = log_sum(logits, i, top)
+            loss[part, g] += top - logits[i, classes[i]] + log_total
             if table < bins.shape[0]:
-                odds_of_classes(logits, i, clip, odds)
+                odds_of_classes(logits, i, top, log_total, clip, odds)
                 score_classes(odds, classes[i], middle, steepness, bins[table, g])

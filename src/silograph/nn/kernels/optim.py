@@ -11,12 +11,26 @@ TOGETHER = 4096  # values without data that are updated in one step: they stay i
 @compiled
 def adam(p: Array, g: Array, m: Array, v: Array, steps: StepRule, t: int) -> None:
     """Take step number t of Adam."""
+    length, root = adam_factors(steps, t)
+    adam_step(p, g, m, v, steps, t, length, root)
+
+
+@compiled
+def adam_factors(steps: StepRule, t: int) -> tuple[float, float]:
+    """Return the length of step number t of Adam, and the factor of its root."""
+    return steps.lr / (1 - steps.beta1**t), 1 / np.sqrt(1 - steps.beta2**t)
+
+
+@compiled
+def adam_step(
+    p: Array, g: Array, m: Array, v: Array, steps: StepRule, t: int, length: float, factor: float
+) -> None:
+    """Take step number t of Adam; its factors are those of `adam_factors`."""
     b1, b2 = p.dtype.type(steps.beta1), p.dtype.type(steps.beta2)
     # Worked out in float64: in float32 1 - 0.999 is 5e-5 off, and float32 results with it.
     c1, c2 = p.dtype.type(1 - steps.beta1), p.dtype.type(1 - steps.beta2)
     decay, eps = p.dtype.type(steps.decay), p.dtype.type(steps.eps)
-    size = p.dtype.type(steps.lr / (1 - steps.beta1**t))
-    root = p.dtype.type(1 / np.sqrt(1 - steps.beta2**t))
+    size, root = p.dtype.type(length), p.dtype.type(factor)
     if t == 1:  # both moments are 0 and their corrections cancel: nothing to load, no root
         lr = p.dtype.type(steps.lr)
         for h in range(p.shape[0]):
@@ -71,6 +85,38 @@ def step(p: Array, g: Array, start: Array, m: Array, v: Array, steps: StepRule, 
         adam(p, g, m, v, steps, t)
     else:
         sgd(p, g, m, steps, t)
+
+
+@compiled
+def find_moving_rows(m: Array, v: Array, steps: StepRule, moves: Array) -> None:
+    """Fill `moves` (u,) bool: rows that moments (u, D) move in a step with gradient 0.
+
+    The others stay where they are, if there is no weight decay and no pull.
+    """
+    for row in range(moves.shape[0]):
+        is_moving = False
+        if steps.adam:
+            for h in range(m.shape[1]):
+                is_moving |= (m[row, h] != 0) | (v[row, h] != 0)
+        elif steps.beta1 > 0:
+            for h in range(m.shape[1]):
+                is_moving |= m[row, h] != 0
+        moves[row] = is_moving
+
+
+@compiled
+def step_rows(
+    p: Array, g: Array, m: Array, v: Array, moves: Array, steps: StepRule, t: int
+) -> None:
+    """Take step number t on the rows (u, D) that move, (u,) bool; there is no pull."""
+    length, factor = adam_factors(steps, t)
+    for row in range(moves.shape[0]):
+        if not moves[row]:
+            continue
+        if steps.adam:
+            adam_step(p[row], g[row], m[row], v[row], steps, t, length, factor)
+        else:
+            sgd(p[row], g[row], m[row], steps, t)
 
 
 @compiled

@@ -44,7 +44,7 @@ from silograph.nn.kernels.layers import (
     step_later,
     table,
 )
-from silograph.nn.kernels.optim import step
+from silograph.nn.kernels.optim import find_moving_rows, step, step_rows
 from silograph.nn.kernels.training import bits_gradient, softmax_gradient
 
 _DROPOUT = np.uint64(hash_text("dropout"))
@@ -106,6 +106,7 @@ class Memory(NamedTuple):
     grad: Array  # (2, m * widest)
     flat: Array  # (P,)
     rows: Array  # (u, D)
+    moves: Array  # (2, u) bool, rows of the first matrices that moments move
     start: Array  # (m,) entries of sparse features
     end: Array
     words: Array  # random words of dropout
@@ -143,6 +144,7 @@ def memory(
         grad=np.empty((2, m * widest), dtype),
         flat=np.empty(w.flat.shape[1], dtype),
         rows=np.empty((used, w.first.shape[1]), dtype),
+        moves=np.empty((2, used), np.bool_),
         start=np.empty(m, np.int64),
         end=np.empty(m, np.int64),
         words=words,
@@ -290,6 +292,12 @@ def loss_gradient(
 
 
 @compiled
+def stay_without_data(steps: StepRule) -> bool:
+    """Whether rows with neither a gradient nor moments stay where they are."""
+    return steps.decay == 0 and steps.mu == 0
+
+
+@compiled
 def step_first(
     x: InputArrays,
     shape: ModelShape,
@@ -299,12 +307,30 @@ def step_first(
     m2: Array,
     steps: StepRule,
     t: int,
+    moves: Array,
     s: Memory,
 ) -> None:
-    """Step a first matrix (u, D) along its gradient, the transposed features times gz."""
+    """Step a first matrix (u, D) along its gradient, the transposed features times gz.
+
+    `moves` (u,) bool: rows that moments move; rows that the gradient reaches are added.
+    """
     grad, m = s.rows[: p.shape[0]], gz.shape[0]
     if x.dense.shape[0] > 0:
         product(entering(shape, 0, m, s.out.shape[0], s)[0].T, gz, grad)
+    elif stay_without_data(steps):
+        # A batch has few of the client's features: other rows stay until their first gradient.
+        for j in range(m):
+            for e in range(s.start[j], s.end[j]):
+                moves[x.col[e]] = True
+        for row in range(moves.shape[0]):
+            if moves[row]:
+                for h in range(grad.shape[1]):
+                    grad[row, h] = 0
+        add_back(s.start[:m], s.end[:m], x.col, x.value, gz, grad)
+        step_rows(p, grad, m1, m2, moves, steps, t)
+        if not (steps.adam or steps.beta1 > 0):
+            moves[:] = False
+        return
     else:
         clear(grad)
         add_back(s.start[:m], s.end[:m], x.col, x.value, gz, grad)
@@ -348,9 +374,11 @@ def backward_step(
         if form != LINEAR:
             add_back(side.ptr[lo:hi], side.ptr[lo + 1 : hi + 1], side.col, side.value, g, gz)
         if layer == 0:
-            step_first(x, shape, gz, w.first, m1.first, m2.first, steps, t, s)
+            used = w.first.shape[0]
+            moves, root_moves = s.moves[0, :used], s.moves[1, :used]
+            step_first(x, shape, gz, w.first, m1.first, m2.first, steps, t, moves, s)
             if form == ROOTED:
-                step_first(x, shape, g, w.second, m1.second, m2.second, steps, t, s)
+                step_first(x, shape, g, w.second, m1.second, m2.second, steps, t, root_moves, s)
             continue
         h = entering(shape, layer, m, most, s)[0]
         input_gradient = table(s.grad[1 - turn], ZERO, size, inputs)[0]
@@ -431,6 +459,9 @@ def train_range(
         g, lo, hi = called.position[k], called.used_off[k], called.used_off[k + 1]
         own, first = pointer_to(part(w, k, lo, hi)), pointer_to(part(clients.first, k, lo, hi))
         second = pointer_to(part(clients.second, k, lo, hi))
+        if stay_without_data(steps):
+            find_moving_rows(first.first, second.first, steps, s.moves[0, : hi - lo])
+            find_moving_rows(first.second, second.second, steps, s.moves[1, : hi - lo])
         for j in range(batch.key.shape[0]):
             i, key = j * batch.clients + k, batch.key[j]
             if batch.off[i + 1] == batch.off[i]:
