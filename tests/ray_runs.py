@@ -70,6 +70,7 @@ class Killer:
 
 
 OWN = os.getpid()
+STARTS = 5  # of a machine, until one is in time
 
 
 def workers_of_ray() -> list[int]:
@@ -103,15 +104,27 @@ def is_descendant(process: str) -> bool:
 
 @contextmanager
 def cluster_of(nodes: int, cores: int) -> Iterator[Cluster]:
-    head = {"num_cpus": 0, "include_dashboard": False, "object_store_memory": 100 << 20}
-    cluster = Cluster(initialize_head=True, head_node_args=head)
+    cluster = Cluster()
     try:
+        add_node(cluster, 0, include_dashboard=False)
         for _ in range(nodes):
-            cluster.add_node(num_cpus=cores, object_store_memory=100 << 20)
+            add_node(cluster, cores)
         cluster.wait_for_nodes()
         yield cluster
     finally:
         cluster.shutdown()
+
+
+def add_node(cluster: Cluster, cores: int, **options: Any) -> None:
+    """Add a machine, the first as head; Ray gives it 30 seconds to start, which a busy machine may exceed."""
+    for attempt in range(STARTS):
+        try:
+            cluster.add_node(num_cpus=cores, object_store_memory=100 << 20, **options)
+        except Exception as error:  # Ray has no class for it
+            if "timed out during startup" not in str(error) or attempt == STARTS - 1:
+                raise
+        else:
+            return
 
 
 def settings() -> list[object]:
@@ -237,7 +250,7 @@ def node(folder: Path) -> dict[str, Any]:
                 progress=Killer(harm, {2}),
             )
             pairs.append([here, there])
-            cluster.add_node(num_cpus=2, object_store_memory=100 << 20)
+            add_node(cluster, 2)
             cluster.wait_for_nodes()
     return {"pairs": pairs}
 

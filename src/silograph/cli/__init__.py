@@ -24,6 +24,7 @@ from silograph.cli.flags import (
     CUT_FIELDS,
     FIELDS,
     MISTAKE,
+    SHARD_FIELDS,
     CommandInputs,
     Json,
     Quiet,
@@ -359,6 +360,27 @@ def export_command(
     typer.echo(f"{count_of(len(folders), 'silo')} written to {out}")
 
 
+@command(
+    "shard",
+    SHARD_FIELDS,
+    examples=(
+        "silograph shard cora --clients 100 --partition metis --out shards",
+        "silograph run shards --workers 2",
+    ),
+)
+def shard_command(
+    inputs: CommandInputs,
+    out: Annotated[Path, flag("--out", "folder to make, with a file for each client")],
+) -> None:
+    """Cut a graph and write one file a client, for runs that hold no more than they train."""
+    from silograph.experiment.shard import shard
+
+    shards = shard(config=replace(inputs.config, out=str(out)))
+    clients = shards.clients
+    size = f"{clients.num_bytes / 1e6:,.1f} MB"
+    typer.echo(f"{count_of(clients.num_clients, 'client')} written to {out}, {size}")
+
+
 @dataclass(frozen=True, kw_only=True)
 class PreparationFlags:
     """Flags of what makes silos' folders."""
@@ -581,7 +603,7 @@ def compile_command(
 # As --help lists them: what most users begin with comes first.
 ORDER = (
     *("run", "resume", "compare", "tune", "report", "predict", "recommend"),
-    *("datasets", "methods", "parts", "partition"),
+    *("datasets", "methods", "parts", "partition", "shard"),
     *("prepare", "check", "export-silos", "server", "silo", "certs", "audit", "demo-federation"),
     *("attack", "train-agent", "reproduce", "compile"),
 )

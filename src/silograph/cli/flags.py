@@ -38,6 +38,8 @@ CUT_FIELDS = (
     *(f.name for f in dataclasses.fields(RunConfig) if f.metadata.get("part") == "partition"),
     *("seed", "partition_seed", "split_seed"),
 )
+# What shards are made of besides: they hold what clients train on.
+SHARD_FIELDS = (*CUT_FIELDS, "normalize", "edge_weights", "dtype")
 # The graph is at the silos, and is cut already: a server has no flags for that.
 AT_SILOS = {*CUT_FIELDS, *ENGINE, "local_bias"} - {
     *("directed", "split", "options", "clients", "seed", "split_seed")

@@ -70,6 +70,7 @@ from silograph.federation.frame import (
 from silograph.federation.ledger import Account, Ledger, Record
 from silograph.federation.secure.sums import SecureFold, weights_field
 from silograph.graph.block.block import ClientBlock, Route
+from silograph.graph.block.shards import ShardedClients
 
 # --- Blocks of called clients, cached for later calls to the same clients ------------------------
 
@@ -82,22 +83,49 @@ class CalledBlocks:
     as much memory again.
 
     Args:
-        block: all clients.
+        clients: all clients: as a block, or in files, which are read when they are needed.
+
+    Attributes:
+        num_clients: C, all of them.
+        device: where they compute.
+        num_bytes: of their files, whose memory `release` frees; 0 of a block.
     """
 
-    def __init__(self, block: ClientBlock) -> None:
-        self.all = block
+    def __init__(self, clients: ClientBlock | ShardedClients) -> None:
+        self.num_clients, self.device = clients.num_clients, clients.off.device
+        self._clients, self._is_verified = clients, False
+        self._block = clients if isinstance(clients, ClientBlock) else None
+        self.num_bytes = clients.num_bytes if isinstance(clients, ShardedClients) else 0
         self._recent_blocks: OrderedDict[tuple[int, ...], ClientBlock] = OrderedDict()
+
+    @property
+    def all(self) -> ClientBlock:
+        """All clients.
+
+        Raises:
+            DataError: a file is missing or damaged.
+        """
+        if self._block is None:
+            assert isinstance(self._clients, ShardedClients)  # a block is never released
+            self._block = self._clients.read(verify=not self._is_verified)
+            self._is_verified = True
+        return self._block
+
+    def release(self) -> None:
+        """Free the memory of clients that are in files."""
+        if isinstance(self._clients, ShardedClients):
+            self._block = None
+            self._recent_blocks.clear()
 
     def take(self, positions: Tensor) -> ClientBlock:
         """Return the block of the clients at `positions` (k,) int64, ascending."""
-        if len(positions) == self.all.num_clients:
+        if len(positions) == self.num_clients:
             return self.all
         name = tuple(positions.tolist())
         if name not in self._recent_blocks:
             self._recent_blocks[name] = self.all.called(positions)
         self._recent_blocks.move_to_end(name)
-        while sum(map(len, self._recent_blocks)) > self.all.num_clients:
+        while sum(map(len, self._recent_blocks)) > self.num_clients:
             self._recent_blocks.popitem(last=False)
         return self._recent_blocks[name]
 
@@ -430,12 +458,15 @@ class ReplyCost(NamedTuple):
     work: WorkTotals
 
 
+SHARD_BYTES = 2**30  # of files whose blocks stay in memory between calls, at each host
+
+
 class BlockHost:
     """Blocks of clients with their states.
 
     Args:
         cfg: first argument of every op.
-        blocks: the clients, none of them twice.
+        blocks: the clients, none of them twice; those in files are read when they are called.
         strict: send every payload through `encode` and `decode`, as a network would.
         single_client_only: whether ops are written for one client: blocks then run them by
             `per_client`.
@@ -446,13 +477,19 @@ class BlockHost:
     """
 
     def __init__(
-        self, cfg: Any, blocks: Sequence[ClientBlock], *, strict: bool, single_client_only: bool
+        self,
+        cfg: Any,
+        blocks: Sequence[ClientBlock | ShardedClients],
+        *,
+        strict: bool,
+        single_client_only: bool,
     ) -> None:
         self._cfg = cfg
         self._round, self._cfg_of_round = 0, of_round(cfg, 0)
         self._strict, self._single_client_ops = strict, single_client_only
         self.blocks = [CalledBlocks(block) for block in blocks]
         self.states = [BlockState(block.num_clients) for block in blocks]
+        self._in_memory: OrderedDict[int, int] = OrderedDict()  # bytes of blocks of files
 
     def start_round(self, number: int) -> None:
         """Give ops the config of this round from here on."""
@@ -465,7 +502,7 @@ class BlockHost:
     def restore(self, states: Sequence[State]) -> None:
         """Restore exported states."""
         blocks = zip(self.blocks, states, strict=True)
-        self.states = [BlockState(block.all.num_clients, state) for block, state in blocks]
+        self.states = [BlockState(block.num_clients, state) for block, state in blocks]
 
     def run(
         self, call: OpCall, number: int, clients: Tensor, inbox: Payload
@@ -489,7 +526,8 @@ class BlockHost:
         state, blocks, size = self.states[number], self.blocks[number], len(clients)
         if self._strict:
             inbox = self._send_over_wire(call.envelope, inbox, size)
-        called, everyone = clients, blocks.all.num_clients
+        self._make_room(number)
+        called, everyone = clients, blocks.num_clients
         if "idle_without_rows" in op.__dict__ and size < everyone and state.is_alike:
             # The others get no rows, so they do nothing: no state has to be copied for the call.
             called = torch.arange(everyone, device=clients.device)
@@ -498,7 +536,7 @@ class BlockHost:
         is_alone = len(groups) == 1
         with metered(len(called)) as meter:
             for group in groups:
-                is_whole = len(group) == blocks.all.num_clients
+                is_whole = len(group) == everyone
                 place = group if is_alone else torch.searchsorted(called, group)
                 own_inbox = inbox if is_alone else take_all(inbox, place)
                 old = state.all(overwrites) if is_whole else state.take(group, reads)
@@ -531,9 +569,17 @@ class BlockHost:
             reply = self._send_over_wire(call.answer, reply, size)
         return reply, cost
 
+    def _make_room(self, number: int) -> None:
+        """Release blocks of files, those first that were called longest ago, for one of them."""
+        if size := self.blocks[number].num_bytes:
+            self._in_memory[number] = size
+            self._in_memory.move_to_end(number)
+            while sum(self._in_memory.values()) > SHARD_BYTES and len(self._in_memory) > 1:
+                self.blocks[self._in_memory.popitem(last=False)[0]].release()
+
     def _send_over_wire(self, envelope: Envelope, payload: Payload, clients: int) -> Payload:
         """Return the payload as the other end of a network gets it, encoded and decoded."""
-        device = self.blocks[0].all.off.device
+        device = self.blocks[0].device
         frames = [encode(envelope, payload, position) for position in range(clients)]
         decoded = [decode(frame)[1] for frame in frames]
         joined = {name: concatenate([part[name] for part in decoded]) for name in decoded[0]}
@@ -571,7 +617,7 @@ class InProcess:
 
     Args:
         cfg: first argument of every op.
-        clients: all clients as one block.
+        clients: all clients as one block, or in files.
         route: owner of each halo slot.
         block_size: most clients in one block; results do not depend on it beyond rounding.
         strict: send every payload through `encode` and `decode`, as a network would. Otherwise
@@ -592,7 +638,7 @@ class InProcess:
     def __init__(
         self,
         cfg: Any,
-        clients: ClientBlock,
+        clients: ClientBlock | ShardedClients,
         route: Route,
         block_size: int,
         *,
@@ -608,7 +654,9 @@ class InProcess:
         members = all_positions.split(block_size)
         self._starts = torch.tensor([0, *itertools.accumulate(map(len, members))])
         whole = block_size >= clients.num_clients
-        blocks = [clients] if whole else [clients.take(part) for part in members]
+        blocks: list[ClientBlock | ShardedClients] = [clients]
+        if not whole:
+            blocks = [clients.take(part) for part in members]
         self._device = clients.off.device
         self._host = BlockHost(cfg, blocks, strict=strict, single_client_only=single_client_only)
         self._positions = all_positions

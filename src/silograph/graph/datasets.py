@@ -20,6 +20,7 @@ from silograph.core.config import RunConfig
 from silograph.core.errors import ConfigError, DataError, mistake, reword_error, unknown
 from silograph.core.numeric_state import standard_numerics
 from silograph.core.setting_values import ends_of
+from silograph.graph.block.shards import is_shards, shards_have_ratings
 from silograph.graph.csr import CSR
 from silograph.graph.generated import (
     PREFIX,
@@ -292,6 +293,12 @@ def _load_path(
         raise DataError(
             f"expected a file or folder, got {path}: no such file", **mistake("missing-file", path)
         )
+    if is_shards(path):
+        raise DataError(
+            f"expected one graph, got {path}, which holds shards: only silograph run reads them; "
+            "give the data that they were written from",
+            **mistake("wrong-format", path),
+        )
     if is_silo(path) or is_silos(path):
         raise DataError(
             f"expected one graph, got {path}, which holds silos' own data: use sg.read_silo or "
@@ -448,7 +455,8 @@ class Source:
     """The place of data.
 
     Attributes:
-        kind: `memory`, a `name` of a dataset, the `path` of a graph, or `silos`, a folder of them.
+        kind: `memory`, a `name` of a dataset, the `path` of a graph, `silos`, a folder of them, or
+            `shards`, a folder of these.
         dataset: the name or path that the user gave.
         path: from the root on, None where data are made or downloaded.
         data_dir: the folder that was searched.
@@ -459,7 +467,7 @@ class Source:
         time: column of the nodes' times, as for `load`.
     """
 
-    kind: Literal["memory", "name", "path", "silos"]
+    kind: Literal["memory", "name", "path", "silos", "shards"]
     dataset: str
     path: str | None = None
     data_dir: str | None = None
@@ -518,6 +526,8 @@ class Source:
         path = Path(self.path)
         if self.kind == "silos":
             return silos_have_ratings(path)
+        if self.kind == "shards":
+            return shards_have_ratings(path)
         return "ratings" in tables_of(path) or archive_has_ratings(path)
 
     def to_dict(self) -> dict[str, str | None] | None:
@@ -558,10 +568,11 @@ def find_source(
     if data is not None:
         return Source("memory", dataset)
     path, file, folder = locate(dataset, data_dir=data_dir), None, None
-    kind: Literal["name", "path", "silos"] = "path" if is_path(dataset) else "name"
+    kind: Literal["name", "path", "silos", "shards"] = "path" if is_path(dataset) else "name"
     if path is not None:
         file = str(path.absolute())
-        kind = "silos" if kind == "path" and is_silos(path) else kind
+        if kind == "path":
+            kind = "shards" if is_shards(path) else "silos" if is_silos(path) else kind
     elif data_dir or os.environ.get("SILOGRAPH_DATA"):
         folder = absolute_path(data_dir or os.environ["SILOGRAPH_DATA"])
     return Source(

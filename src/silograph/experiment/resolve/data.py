@@ -27,6 +27,7 @@ from silograph.experiment.resolve.run_request import CutGraph, with_own_partitio
 from silograph.federation.field_specs import EDGES
 from silograph.federation.matching import agree
 from silograph.graph.block.block import ClientBlock, Route, SparseRows, make_block, whole
+from silograph.graph.block.shards import Shards
 from silograph.graph.column_statistics import (
     DRIFT,
     EDGE_WEIGHTS,
@@ -125,8 +126,10 @@ def edge_weights_in(config: RunConfig, model: AnyModel, *, weighted: bool) -> Us
     return (config.edge_weights or DEFAULT) if weighted else "use"
 
 
-def has_weights(data: Graph | CutGraph | Silos | Silo) -> bool:
+def has_weights(data: Graph | CutGraph | Silos | Silo | Shards) -> bool:
     """Whether any edge of the data has a weight."""
+    if isinstance(data, Shards):
+        return data.weighted
     if isinstance(data, Silos):
         return any(silo.weighted for silo in data.members)
     if isinstance(data, Silo):
@@ -140,7 +143,7 @@ def check_edge_weights(
     config: ResolvedConfig,
     method: AnyMethod,
     model: AnyModel,
-    data: Graph | CutGraph | Silos | Silo,
+    data: Graph | CutGraph | Silos | Silo | Shards,
 ) -> str | None:
     """Return the line that says what becomes of the weights of edges, None where there are none.
 

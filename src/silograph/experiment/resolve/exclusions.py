@@ -755,6 +755,32 @@ def exclusions_of_silos(config: RunConfig, num_silos: int) -> Iterator[Exclusion
     )
 
 
+def exclusions_of_shards(config: RunConfig, parts: Parts) -> Iterator[Exclusion]:
+    """Yield what needs the whole graph in one process, which shards are there to avoid."""
+    method = parts.method.part
+    needs_graph = method.setting.uncut or method.setting.held(parts.method.options) is not None
+    yield (
+        needs_graph,
+        f"expected a method whose clients hold the graph, got {method.name}, which reads it uncut: "
+        "give the data that the shards were written from",
+        ("dataset", "method"),
+    )
+    for name in ("local_bias", "class_weight", "feature_drift"):
+        yield (
+            getattr(config, name),
+            f"expected shards without {name}, got {name}={getattr(config, name)}, which reads all "
+            "labels or features at once: leave it out, or give the data that the shards were "
+            "written from",
+            ("dataset", name),
+        )
+    yield (
+        torch.device(config.device).type != "cpu",
+        f"expected device=cpu with shards, got {config.device}: give the data that the shards were "
+        "written from",
+        ("dataset", "device"),
+    )
+
+
 def exclusions_of_model(
     config: RunConfig,
     parts: Parts,

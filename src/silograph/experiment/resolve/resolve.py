@@ -3,6 +3,7 @@
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
+from fractions import Fraction
 from pathlib import Path
 from typing import Any, Literal
 
@@ -53,6 +54,7 @@ from silograph.experiment.resolve.exclusions import (
     exclusions_of_model,
     exclusions_of_model_kind,
     exclusions_of_optimizer,
+    exclusions_of_shards,
     exclusions_of_silos,
     has_selection_limits,
     make_model,
@@ -84,6 +86,7 @@ from silograph.experiment.resolve.run_request import (
 from silograph.experiment.resolve.user_code import is_spec
 from silograph.federation.base import in_function
 from silograph.graph.block.block import ClientBlock, Route, SparseRows
+from silograph.graph.block.shards import ShardedClients, Shards, read_shards
 from silograph.graph.datasets import (
     Source,
     check_columns,
@@ -122,6 +125,7 @@ BLOCKS_OF_WORKERS = 16  # least blocks where workers share them
 BLOCK_BYTES = 2**26
 # On other devices every block starts all operations once more, and caches matter less.
 DEVICE_BLOCK_BYTES = 2**30
+SHARD_BLOCK_BYTES = 2**28  # of the files of a block's clients, where these are in shards
 
 
 def choose_backend(config: RunConfig, training: Training, device: torch.device) -> Backend:
@@ -165,22 +169,38 @@ def explain_torch_kernels(
 
 
 def client_bytes(
-    training: Training, block: ClientBlock, backend: Backend, itemsize: int, *, compact: bool
+    training: Training,
+    clients: ClientBlock | Shards,
+    backend: Backend,
+    itemsize: int,
+    *,
+    compact: bool,
 ) -> int:
     """Return the bytes of one client's weights in training, on the mean over clients."""
     model = training.model
     first_maps, num_weights = model.first_maps, 0
     for name, shape in model.weight_shapes.items():
         num_values = torch.Size(shape).numel()
-        if name in first_maps and compact and isinstance(block.x, SparseRows):
-            num_values = len(block.x.used.feature) * shape[1] // block.num_clients
+        if name in first_maps and compact:
+            columns = used_columns(clients)
+            num_values = num_values if columns is None else int(columns * shape[1])
         num_weights += num_values
     return num_weights * itemsize * backend.copies(training)
 
 
+def used_columns(clients: ClientBlock | Shards) -> Fraction | None:
+    """Return how many features occur at a client, on the mean; None of dense features."""
+    if isinstance(clients, Shards):
+        columns = clients.columns
+        return None if columns is None else Fraction(int(columns.sum()), len(columns))
+    if not isinstance(clients.x, SparseRows):
+        return None
+    return Fraction(len(clients.x.used.feature), clients.num_clients)
+
+
 def choose_block_size(
     training: Training,
-    block: ClientBlock,
+    clients: ClientBlock | Shards,
     backend: Backend,
     device: torch.device,
     *,
@@ -190,35 +210,41 @@ def choose_block_size(
 
     Args:
         training: how they train.
-        block: all clients.
+        clients: all clients.
         backend: what computes.
         device: that computes.
         keep_optimizer: whether optimizers are kept; then torch leaves no weight out.
     """
     if training.model.single_client_only:
         return 1  # clients are computed one after the other
-    assert block.adj.values is not None  # blocks carry values of the run's dtype
-    itemsize = block.adj.values.element_size()
+    if isinstance(clients, Shards):
+        itemsize = DTYPES[clients.settings["dtype"]].itemsize
+    else:
+        assert clients.adj.values is not None  # blocks carry values of the run's dtype
+        itemsize = clients.adj.values.element_size()
+    number = clients.num_clients
     compact = training.alike and (backend.compiled or not keep_optimizer)
-    bytes_per_client = client_bytes(training, block, backend, itemsize, compact=compact)
+    bytes_per_client = client_bytes(training, clients, backend, itemsize, compact=compact)
     byte_limit = BLOCK_BYTES if device.type == "cpu" else DEVICE_BLOCK_BYTES
     max_clients = max(1, byte_limit // max(bytes_per_client, 1))
-    num_blocks = -(-block.num_clients // max_clients)
-    return -(-block.num_clients // num_blocks)  # blocks of one size
+    if isinstance(clients, Shards):
+        max_clients = min(max_clients, SHARD_BLOCK_BYTES * number // clients.clients.num_bytes or 1)
+    num_blocks = -(-number // max_clients)
+    return -(-number // num_blocks)  # blocks of one size
 
 
 def with_block_size(
-    config: ResolvedConfig, training: Training, block: ClientBlock
+    config: ResolvedConfig, training: Training, clients: ClientBlock | Shards
 ) -> ResolvedConfig:
     """Return the config with the number of clients that are computed at once."""
     if config.block_size is not None:
         return config
     backend = BACKENDS[config.kernels]
     device, keep = torch.device(config.device), config.keep_optimizer
-    size = choose_block_size(training, block, backend, device, keep_optimizer=keep)
+    size = choose_block_size(training, clients, backend, device, keep_optimizer=keep)
     if (workers := num_workers(config)) != 1:
         # The same for any few workers: their number is not to change the bits of a result.
-        size = min(size, -(-block.num_clients // max(BLOCKS_OF_WORKERS, workers or 0)))
+        size = min(size, -(-clients.num_clients // max(BLOCKS_OF_WORKERS, workers or 0)))
     return replace(config, block_size=size)
 
 
@@ -324,7 +350,7 @@ class DataFacts:
     scale: tuple[float, float] | None = None
 
 
-def facts_of(config: RunConfig, data: Graph | CutGraph | Silos | Schema) -> DataFacts:
+def facts_of(config: RunConfig, data: Graph | CutGraph | Silos | Shards | Schema) -> DataFacts:
     """Return what a config is resolved by; that silos agree on it is checked later.
 
     Raises:
@@ -333,6 +359,8 @@ def facts_of(config: RunConfig, data: Graph | CutGraph | Silos | Schema) -> Data
     if isinstance(data, Schema):
         clients = DEFAULT_CLIENTS if config.clients is None else config.clients
         return DataFacts(with_width(data, config.features, "the federation"), clients)
+    if isinstance(data, Shards):
+        return DataFacts(data.schema, data.num_clients, data.overlapping, data.weighted, data.scale)
     graph: Graph
     if isinstance(data, Silos):
         graph, clients, overlapping = data.members[0].graph, len(data.ids), False
@@ -350,7 +378,7 @@ def facts_of(config: RunConfig, data: Graph | CutGraph | Silos | Schema) -> Data
 
 def resolve(
     user_config: RunConfig,
-    data: Graph | CutGraph | Silos | Schema,
+    data: Graph | CutGraph | Silos | Shards | Schema,
     parts: Parts | None = None,
     make: Make | None = None,
     device: str | None = None,
@@ -384,6 +412,8 @@ def resolve(
     check_parts(user_config, parts, overlapping=overlapping)
     if isinstance(data, Silos):
         check_exclusions(exclusions_of_silos(user_config, facts.clients))
+    if isinstance(data, Shards):
+        check_exclusions(exclusions_of_shards(user_config, parts))
     torch_device = device_of(device or user_config.device)
     # Options of the cut that depend on the classes are written out.
     partition = parts.partition
@@ -591,35 +621,45 @@ class SimulatedRun:
     Attributes:
         user_config: the config as the user gave it, as a result folder keeps it.
         resolved: what it does, with the number of clients that are computed at once.
-        cut: the graph and how it was cut.
-        block: all clients.
+        simulated: the graph and how it was cut; None where it is in shards.
+        clients: all clients.
         route: who answers for each halo slot.
         server_block: nodes that the server holds itself; None is no node.
         edge_weights: a line on how edge weights are used; None where there are none.
         sums: federated sums of the run, by name.
         warnings: lines on what of the data is not used, or may keep the model from learning.
         workers: how many share the clients, see `num_workers`.
+        shards: the graph and how it was cut, in files; None where it is in memory.
     """
 
     user_config: RunConfig
     resolved: Resolved
-    cut: Cut
-    block: ClientBlock
+    simulated: Cut | None
+    clients: ClientBlock | ShardedClients
     route: Route
     server_block: ClientBlock | None
     edge_weights: str | None
     warnings: tuple[str, ...]
     sums: SumSpecs
     workers: int | None
+    shards: Shards | None = None
+
+    @property
+    def cut(self) -> Cut:
+        """The graph and how it was cut, in memory."""
+        assert self.simulated is not None  # nobody asks where it is in shards
+        return self.simulated
 
 
 def resolve_simulation(
     user_config: RunConfig,
-    data: Graph | CutGraph | Silos,
+    data: Graph | CutGraph | Silos | Shards,
     parts: Parts | None = None,
     make: Make | None = None,
 ) -> SimulatedRun:
     """Resolve a run on data that are there, and cut them; arguments as for `prepare`."""
+    if isinstance(data, Shards):
+        return _resolve_on_shards(user_config, data, parts, make)
     if not isinstance(data, Silos):
         data = with_own_partition(user_config, data)
     resolved = resolve(user_config, data, parts, make)
@@ -659,6 +699,38 @@ def resolve_simulation(
         warnings,
         sums,
         num_workers(resolved.config),
+    )
+
+
+def _resolve_on_shards(
+    user_config: RunConfig, shards: Shards, parts: Parts | None, make: Make | None
+) -> SimulatedRun:
+    """Resolve a run whose clients are in files; no client is read."""
+    resolved = resolve(user_config, shards, parts, make)
+    config, method_config = resolved.config, resolved.method_config
+    method, model = resolved.parts.method.part, method_config.model
+    weights_line = check_edge_weights(user_config, config, method, model, shards)
+    in_shards = shards.settings["edge_weights"]
+    if shards.weighted and config.edge_weights != in_shards:
+        raise ConfigError(
+            f"expected a model that takes edge weights, as they are in the shards, got "
+            f"{config.model}: give edge_weights=ignore to silograph shard",
+            **mistake("conflicting-options", ["model", "edge_weights"]),
+        )
+    config = with_block_size(config, method_config.training, shards)
+    uneven = uneven_line(config, shards.num_train)
+    return SimulatedRun(
+        user_config,
+        replace(resolved, config=config),
+        None,
+        shards.clients,
+        shards.route,
+        None,
+        weights_line,
+        (*shards.warnings, *([] if uneven is None else [uneven])),
+        sum_specs(config, shards.schema, method),
+        num_workers(config),
+        shards,
     )
 
 
@@ -751,6 +823,11 @@ class RunRequest:
             CheckpointError: the partition differs from that of the run that is resumed.
         """
         config, uncut_data = self.config, self.data
+        if self.source.kind == "shards":
+            if config.out is not None:
+                config = with_absolute_paths(config, in_memory=False)
+            shards = read_shards(self.config.dataset)
+            return resolve_simulation(config, shards, self.parts, self.make)
         if uncut_data is None:
             uncut_data = self.source.read(config.scale, report)
         data: Graph | CutGraph | Silos = uncut_data

@@ -20,6 +20,7 @@ from silograph.core.text import state_of_fields
 from silograph.experiment.resolve.parts import with_canonical_names
 from silograph.experiment.resolve.user_code import CALLABLE, MODULES, absolute, own_code, spec_of
 from silograph.federation.base import in_function
+from silograph.graph.block.shards import Shards, read_shards
 from silograph.graph.datasets import Source, absolute_path, is_path, source_of
 from silograph.graph.graph import Graph
 from silograph.graph.partition.partition import (
@@ -218,6 +219,8 @@ def merge_config(
     merged_config = make_config(changed_values(base_config, {**options, **dataset_option}))
     data = graph if isinstance(graph, Graph | Silos) else None
     source = source_of(merged_config, data=data)
+    if source.kind == "shards":
+        return with_shard_settings(merged_config, read_shards(merged_config.dataset)), source
     on_silos = source.kind == "silos" or isinstance(graph, Silos)
     return (with_silo_partition(merged_config) if on_silos else merged_config), source
 
@@ -439,3 +442,34 @@ def with_silo_partition(config: RunConfig) -> RunConfig:
             **mistake("unread-option", "partition", "silos"),
         )
     return replace(config, partition=CUT)
+
+
+# Options that decide what is in shards.
+IN_SHARDS = (
+    *("data_dir", "columns", "na_values", "scale", "rating_scale", "repeated_edges"),
+    *("largest_component", "drop_edges", "features", "normalize", "edge_weights", "directed"),
+    *("split", "split_seed", "partition_seed", "dtype"),
+)
+# Of these, those that shards leave to nothing else: a run has them from the shards.
+OF_DATA = IN_SHARDS[IN_SHARDS.index("features") :]
+
+
+def with_shard_settings(config: RunConfig, shards: Shards) -> RunConfig:
+    """Return the config of a run on shards, with the options that they were written with.
+
+    Raises:
+        ConfigError: it has another value of one of them.
+    """
+    defaults, in_shards = RunConfig(), {name: shards.settings[name] for name in OF_DATA}
+    in_shards["clients"] = shards.num_clients
+    expected = {"partition": CUT, **dict.fromkeys(IN_SHARDS), **in_shards}
+    for name, value in expected.items():
+        given = getattr(config, name)
+        if given not in (getattr(defaults, name), value):
+            known = "none" if value is None else repr(value)
+            raise ConfigError(
+                f"{name}: expected {known} with shards, got {given!r}: they were written so; leave "
+                f"{name} out, or give it to silograph shard",
+                **mistake("unread-option", name, "shards"),
+            )
+    return replace(config, partition=CUT, **in_shards)

@@ -44,6 +44,7 @@ from silograph.core.files import check_regular, hold_folder, sync_folder, write_
 from silograph.core.resolved_config import to_run_config
 from silograph.core.run_file import read_toml, write_toml
 from silograph.core.text import in_path
+from silograph.experiment.resolve.data import Cut
 from silograph.experiment.resolve.parts import (
     find_method,
     non_default_values,
@@ -95,6 +96,7 @@ from silograph.experiment.run.trained_model import write_client_statistics
 from silograph.federation.checkpoint import Checkpoint, CheckpointFolder
 from silograph.federation.ledger import Ledger, Record
 from silograph.graph.datasets import Source
+from silograph.graph.graph import Graph
 from silograph.graph.heterogeneity import describe
 from silograph.methods.base import seen_by
 
@@ -173,44 +175,55 @@ def write_start(folder: Path, setup: Setup, user_config: RunConfig, source: Sour
             "held": method.setting.held(setup.method_config.options),
             "facts": {**setup.parts.neighbors.part.facts, **method.facts},
         },
-        "simulated": simulated_cut is not None,
+        "simulated": setup.is_simulation,
         "partition_hash": setup.partition_hash,
         "dataset": _dataset(setup),
     }
     write_atomic(folder / ABOUT, json.dumps(about, indent=2) + "\n")
-    if simulated_cut is None:
-        rows: Sequence[Mapping[str, Any]] = [{"client": name} for name in setup.federation.ids]
-    else:
-        figures = describe(
-            simulated_cut.graph, simulated_cut.partition, copies=simulated_cut.copies_split
+    rows: Sequence[Mapping[str, Any]] = [{"client": name} for name in setup.federation.ids]
+    if simulated_cut is not None or setup.shards is not None:
+        shards = setup.shards
+        rows, figures = (
+            figures_of(setup.cut) if shards is None else (shards.client_rows, shards.figures)
         )
-        rows, graph = figures.client_rows(), simulated_cut.graph
-        class_names: Sequence[str] = ()  # of what label counts are of
-        if not graph.has_numbers:
-            class_names = graph.class_names or [str(k) for k in range(graph.num_classes)]
-        simulation_facts = {
-            "note": "Known in a simulation only: silos would not tell label counts or edges.",
-            **figures.totals(),
-            "classes": class_names,
-            "labels": figures.labels.tolist(),
-            "between": None if figures.between is None else figures.between.tolist(),
-        }
-        write_atomic(folder / SIMULATION, json.dumps(simulation_facts) + "\n")
+        write_atomic(folder / SIMULATION, json.dumps(figures) + "\n")
     write_atomic(folder / CLIENTS, to_csv(rows))
     files = [name for name in (CONFIG, ABOUT, SIMULATION, CLIENTS) if (folder / name).exists()]
     sums = {name: [digest_of(folder / name)] for name in files}
     write_sums(folder, sums)
 
 
+def figures_of(cut: Cut) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """Return figures of each client of a cut, and of the whole of it."""
+    graph = cut.graph
+    statistics = describe(graph, cut.partition, copies=cut.copies_split)
+    class_names: Sequence[str] = ()  # of what label counts are of
+    if not graph.has_numbers:
+        class_names = graph.class_names or [str(k) for k in range(graph.num_classes)]
+    return statistics.client_rows(), {
+        "note": "Known in a simulation only: silos would not tell label counts or edges.",
+        **statistics.totals(),
+        "classes": class_names,
+        "labels": statistics.labels.tolist(),
+        "between": None if statistics.between is None else statistics.between.tolist(),
+    }
+
+
 def _dataset(setup: Setup) -> dict[str, Any]:
     """Return name and sizes of the graph; its numbers of nodes and edges only in a simulation."""
     sizes = {"features": setup.schema.num_features, "classes": setup.schema.num_classes}
-    if setup.simulated is None:
+    if not setup.is_simulation:
         return {"name": setup.config.dataset, **sizes}
-    graph = setup.cut.graph
-    sizes |= {"nodes": graph.num_nodes, "edges": graph.num_edges, **graph.rating_sizes}
+    shards = setup.shards
+    name = setup.cut.graph.name if shards is None else shards.name
+    sizes |= sizes_of(setup.cut.graph) if shards is None else shards.sizes
     weights = {} if setup.edge_weights is None else {"edge_weights": setup.edge_weights}
-    return {"name": graph.name, **sizes, **weights}
+    return {"name": name, **sizes, **weights}
+
+
+def sizes_of(graph: Graph) -> dict[str, int]:
+    """Return numbers of nodes and edges, and of users, items and ratings."""
+    return {"nodes": graph.num_nodes, "edges": graph.num_edges, **graph.rating_sizes}
 
 
 # --- Files of the models that clients have of their own, as a simulation keeps them --------------
@@ -328,7 +341,7 @@ class ResultFolder:
                 **mistake("unwritable-path", path),
             ) from None
         folder = ResultFolder(target)
-        folder.checkpoints.synced = setup.simulated is None
+        folder.checkpoints.synced = not setup.is_simulation
         folder.set_identity(identity(setup))
         return folder
 

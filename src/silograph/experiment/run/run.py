@@ -297,7 +297,7 @@ def restore_run(
             **mistake("completed-run", folder.path),
         )
     folder.truncate_files(dict.fromkeys(folder.sizes(), 0))
-    if setup.simulated is None:  # silos may remember more
+    if not setup.is_simulation:  # silos may remember more
         setup.federation.restore(BLANK, (), ())
     return first_snapshot(setup), []
 

@@ -28,6 +28,7 @@ from silograph.experiment.resolve.run_request import CutGraph
 from silograph.federation.base import Engine
 from silograph.federation.in_process import InProcess
 from silograph.graph.block.block import ClientBlock, make_block, whole
+from silograph.graph.block.shards import Shards
 from silograph.graph.graph import Graph, Schema, schema_of
 from silograph.graph.silos.data import Silos
 from silograph.methods.base import Method, MethodConfig
@@ -65,7 +66,7 @@ class Setup:
         method_config: what ops read.
         federation: the engine.
         device: where it computes.
-        simulated: the graph and how it was cut; None where silos hold it.
+        simulated: the graph and how it was cut; None where silos hold it, or shards.
         server_block: nodes that the server holds itself; None is no node.
         edge_weights: what becomes of the weights of edges; None where there are none, or where
             silos of their own say so.
@@ -73,6 +74,7 @@ class Setup:
         sums: federated sums that come first, by name.
         why_torch: why torch computes where compiled kernels would be faster; None: it does not, or
             the config names torch.
+        shards: the files of the clients' blocks; None where these are in memory, or at silos.
     """
 
     config: ResolvedConfig
@@ -87,6 +89,12 @@ class Setup:
     feature_names: tuple[str, ...] = ()
     sums: SumSpecs = field(default_factory=dict)
     why_torch: str | None = None
+    shards: Shards | None = None
+
+    @property
+    def is_simulation(self) -> bool:
+        """Whether this process has all clients, in memory or in files."""
+        return self.simulated is not None or self.shards is not None
 
     @property
     def method(self) -> Method:
@@ -108,6 +116,8 @@ class Setup:
         """What names the cut, or the silos and which of their nodes are neighbors."""
         if self.simulated is not None:
             return self.simulated.partition.hash
+        if self.shards is not None:
+            return self.shards.partition_hash
         ids, route = self.federation.ids, self.federation.route
         digest = hashlib.blake2b(repr(ids).encode(), digest_size=16)
         for places in (route.target, route.slot_off, route.boundary_off):
@@ -148,20 +158,21 @@ def set_up(run: SimulatedRun) -> Setup:
     for line in run.warnings:
         LOG.warning(line)
     keep_freed_memory()
-    federation = make_engine(run)
+    federation, shards = make_engine(run), run.shards
     return Setup(
         config,
         run.resolved.parts,
-        schema_of(run.cut.graph),
+        schema_of(run.cut.graph) if shards is None else shards.schema,
         method_config,
         federation,
         run.resolved.device,
-        run.cut,
+        run.simulated,
         run.server_block,
         run.edge_weights,
-        run.cut.graph.feature_names,
+        run.cut.graph.feature_names if shards is None else shards.feature_names,
         run.sums,
         why_torch=run.resolved.why_torch,
+        shards=shards,
     )
 
 
@@ -178,7 +189,7 @@ def make_engine(run: SimulatedRun) -> Engine:
     if config.engine == "local" and workers == 1:
         return InProcess(
             method_config,
-            run.block,
+            run.clients,
             run.route,
             config.block_size,
             strict=strict,
@@ -199,7 +210,7 @@ def make_engine(run: SimulatedRun) -> Engine:
     level = LOG.getEffectiveLevel()
     return Workers(
         WorkerSettings(method_config, strict, single_client_only, config.threads, level),
-        run.block,
+        run.clients,
         run.route,
         config.block_size,
         make_pool,

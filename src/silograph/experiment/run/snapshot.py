@@ -147,6 +147,7 @@ def identity(setup: Setup) -> dict[str, str]:
         **({} if source is None else {"source of the model": digest_of_bytes(source.encode())}),
         **{kind: digest for kind, digest in code_digests(setup.config).items() if kind != "model"},
         **({} if setup.simulated is None else {"graph": setup.cut.fingerprint}),
+        **({} if setup.shards is None else {"graph": setup.shards.fingerprint}),
         **({"silos": setup.cut.silos} if setup.simulated and setup.cut.silos else {}),
         "partition": setup.partition_hash,
         **{name: installed_versions.get(name, "not installed") for name in NUMERIC},

@@ -52,6 +52,7 @@ from silograph.federation.workers.worker import (
     WorkerSettings,
 )
 from silograph.graph.block.block import ClientBlock, Route
+from silograph.graph.block.shards import ShardedClients
 
 LOG = logging.getLogger("silograph")
 NO_NOTES = Notes([], [], [])
@@ -110,7 +111,7 @@ class Workers:
 
     Args:
         settings: of the workers.
-        clients: all clients as one block.
+        clients: all clients as one block, or in files that all workers can read.
         route: owner of each halo slot.
         block_size: most clients in one block, as in one process.
         make_pool: starts a pool of at most the given number of workers.
@@ -129,7 +130,7 @@ class Workers:
     def __init__(
         self,
         settings: WorkerSettings,
-        clients: ClientBlock,
+        clients: ClientBlock | ShardedClients,
         route: Route,
         block_size: int,
         make_pool: Callable[[int], Pool],
@@ -378,7 +379,7 @@ def _raise_error(report: Any) -> None:
         raise report.error from report.cause
 
 
-def share_out(clients: ClientBlock, starts: Tensor, workers: int) -> list[int]:
+def share_out(clients: ClientBlock | ShardedClients, starts: Tensor, workers: int) -> list[int]:
     """Return the first block of each worker, and the number of blocks.
 
     Each worker gets adjacent blocks, at least one, with about the same number of rows in all.

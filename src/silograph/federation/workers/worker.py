@@ -22,6 +22,7 @@ from silograph.federation.fold import Reduction, Running
 from silograph.federation.in_process import BlockHost, OpCall, ReplyCost
 from silograph.federation.workers.packing import Packed, pack, unpack
 from silograph.graph.block.block import ClientBlock
+from silograph.graph.block.shards import ShardedClients
 
 LOG = logging.getLogger("silograph")
 
@@ -129,10 +130,12 @@ class Worker:
 
     Args:
         settings: of all workers.
-        blocks: of clients.
+        blocks: of clients, or their files.
     """
 
-    def __init__(self, settings: WorkerSettings, blocks: Sequence[ClientBlock]) -> None:
+    def __init__(
+        self, settings: WorkerSettings, blocks: Sequence[ClientBlock | ShardedClients]
+    ) -> None:
         keep_freed_memory()
         LOG.setLevel(settings.log_level)
         self._host = BlockHost(
