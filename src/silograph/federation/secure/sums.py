@@ -69,8 +69,8 @@ class SummedField:
 
     @property
     def size(self) -> int:
-        """Number of values."""
-        return math.prod(self.shape)
+        """How many numbers of the ring it takes."""
+        return math.prod(self.shape) * self.form.limbs
 
 
 @dataclass(frozen=True)
@@ -200,7 +200,9 @@ def total_of_field(total: np.ndarray, layout: Layout, name: str) -> np.ndarray:
     start = 0
     for field in layout.fields:
         if field.name == name:
-            return decode(total[start : start + field.size].reshape(field.shape), field.form)
+            limbs = () if field.form.limbs == 1 else (field.form.limbs,)
+            part = total[start : start + field.size].reshape((*field.shape, *limbs))
+            return decode(part, field.form)
         start += field.size
     raise KeyError(name)
 
