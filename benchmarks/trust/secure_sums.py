@@ -131,7 +131,9 @@ def protocol(times: int, silos: Sequence[int] = SILOS) -> None:
             for name in names:
                 server.add_masked(name, parties[name].mask(values[name], server.shares_for(name)))
             for name in names:
-                server.add_revealed(name, parties[name].reveal(*server.request_for(name)))
+                server.add_confirmed(name, parties[name].confirm(server.states))
+            for name in names:
+                server.add_revealed(name, parties[name].reveal(server.tags_for(name)))
             at_silos = time.process_time() - start
             start = time.process_time()
             total = server.unmask()

@@ -34,11 +34,21 @@ def without_flops(row: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in row.items() if name != "flops"}
 
 
-@pytest.mark.parametrize("method", ["fedavg", "scaffold", "label_guided", "fedgraph"])
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"method": "fedavg"},
+        {"method": "scaffold"},
+        {"method": "label_guided"},
+        {"method": "fedgraph"},
+        {"method": "fedavg", "normalize": "standard", "class_weight": "balanced"},
+    ],
+    ids=lambda more: " ".join(map(str, more.values())),
+)
 def test_silos_have_the_bits_of_a_simulation(
-    method: str, make_graph: MakeGraph, tmp_path: Path
+    more: dict[str, Any], make_graph: MakeGraph, tmp_path: Path
 ) -> None:
-    graph, options = make_graph(60), BASE | {"method": method}
+    graph, options = make_graph(60), BASE | more
     config = config_of(3, **options)
     silos = folders(graph, config, tmp_path / "silos")
     theirs = federate(silos, config, PLAIN)

@@ -36,6 +36,7 @@ from silograph.federation.fold import Fold
 from silograph.federation.messages import Empty, specs_of, to_payload
 from silograph.federation.ops import CallContext, Clients, op, steps_of, when
 from silograph.federation.program import Steps
+from silograph.federation.secure.fixed_point import sum_exactly
 from silograph.graph.block.block import ClientBlock, dense_rows, extended, with_neighbors
 from silograph.graph.column_statistics import (
     LARGEST,
@@ -445,20 +446,33 @@ def fit_statistics(fed: Federation, specs: SumSpecs, key: Key) -> dict[str, Colu
     return {name: ColumnStatistics(mean[name].cpu(), deviation[name].cpu()) for name in specs}
 
 
-def fit_from_sums(sums: Mapping[str, ClientSums], specs: SumSpecs) -> dict[str, ColumnStatistics]:
-    """Return the same as `fit_statistics`, bit for bit, where one process has all sums."""
-    results = {}
+def fit_from_sums(
+    sums: Mapping[str, ClientSums], specs: SumSpecs, *, secure: bool = False
+) -> dict[str, ColumnStatistics]:
+    """Return the same as `fit_statistics`, bit for bit, where one process has all sums.
+
+    Args:
+        sums: of each client, by name.
+        specs: of these.
+        secure: whether the run has secure aggregation, whose sums are rounded once.
+    """
+    results, add_up = {}, _add_exactly if secure else _add_in_client_order
     for name, spec in specs.items():
         of_clients = sums[name]
         count = int(of_clients.count.sum())
         total_count = torch.tensor(count)
-        mean = mean_of(total_count, _add_in_client_order(of_clients.total))
+        mean = mean_of(total_count, add_up(of_clients.total))
         deviation = torch.ones_like(mean)
         if spec.deviation:
-            squares = _add_in_client_order(of_clients.squares_around(mean))
+            squares = add_up(of_clients.squares_around(mean))
             deviation = deviation_of(mean, total_count, squares)
         results[name] = ColumnStatistics(mean, deviation)
     return results
+
+
+def _add_exactly(slices: Tensor) -> Tensor:
+    """Return the sum (W,) of (C, W) as secure sums have it."""
+    return torch.from_numpy(sum_exactly(slices.cpu().numpy())).to(slices.device)
 
 
 def _add_in_client_order(slices: Tensor) -> Tensor:

@@ -23,6 +23,7 @@ from silograph.federation.field_specs import COUNT
 from silograph.federation.messages import Empty
 from silograph.federation.ops import CallContext
 from silograph.federation.secure.sizes import SumSizes
+from silograph.graph.graph import Graph
 from silograph.methods.label_guided import tell_labels, tell_nodes
 
 SECURE: dict[str, Any] = {"secure_aggregation": True, "kernels": "torch"}
@@ -117,6 +118,55 @@ def test_the_ledger_counts_what_masks_take(make_graph: MakeGraph) -> None:
     assert sizes.masked - 8 * values < 60
 
 
+STATISTICS: list[dict[str, Any]] = [
+    {"normalize": "standard"},
+    {"edge_weights": "scale"},
+    {"normalize": "standard", "edge_weights": "scale", "class_weight": "balanced"},
+]
+
+
+def with_wide_columns(graph: Graph, *, features: bool) -> Graph:
+    """Return a graph with weights, and columns of Unix times, of tiny shares and of one value."""
+    assert isinstance(graph.x, torch.Tensor)
+    x = graph.x.double().clone()
+    if features:
+        x[:, 0] = 1.7e9 + torch.arange(len(x)) % 40
+        x[:, 1] = 1e-12 * (1 + torch.arange(len(x)) % 7)
+        x[:, 2] = 0.1
+    low, high = graph.edge_index.min(dim=0).values, graph.edge_index.max(dim=0).values
+    return replace(graph, x=x, edge_weight=((low * 7 + high * 13) % 10).double() * 37 + 0.1)
+
+
+@pytest.mark.parametrize("options", STATISTICS, ids=str)
+def test_statistics_over_all_clients_are_those_of_a_plain_run(
+    options: dict[str, Any], make_graph: MakeGraph
+) -> None:
+    graph = with_wide_columns(make_graph(60), features="normalize" in options)
+    plain, secure = (go(graph, **(options | more)) for more in ({"kernels": "torch"}, SECURE))
+    for run in (plain, secure):
+        assert run.model is not None
+    ours, theirs = of_fitted(secure), of_fitted(plain)
+    assert ours.keys() == theirs.keys()
+    for name, values in ours.items():
+        torch.testing.assert_close(values, theirs[name], rtol=1e-12, atol=0)
+        assert torch.equal(values == 0, theirs[name] == 0)  # constant columns
+    for name, w in (weights_of(plain) or {}).items():
+        torch.testing.assert_close(of(secure)[name], w, rtol=0, atol=TOLERANCE)
+
+
+def of_fitted(result: sg.Result) -> dict[str, torch.Tensor]:
+    """Return the fitted means and deviations of a run."""
+    assert result.model is not None
+    preprocessing, fitted = result.model.preprocessing, {}
+    if preprocessing.statistics is not None:
+        fitted["mean"] = preprocessing.statistics.mean
+        fitted["deviation"] = preprocessing.statistics.deviation
+    if preprocessing.mean_edge_weight is not None:
+        fitted["edge weight"] = torch.tensor([preprocessing.mean_edge_weight])
+    assert fitted
+    return fitted
+
+
 REFUSED: list[tuple[dict[str, Any], list[str]]] = [
     ({"method": "fedpub"}, ["method", "secure_aggregation"]),
     ({"method": "gcfl"}, ["method", "secure_aggregation"]),
@@ -128,8 +178,6 @@ REFUSED: list[tuple[dict[str, Any], list[str]]] = [
     ({"aggregator": "trimmed_mean"}, ["aggregator", "secure_aggregation"]),
     ({"weights_as": "int4"}, ["weights_as", "weight_rows", "secure_aggregation"]),
     ({"weight_rows": "used"}, ["weights_as", "weight_rows", "secure_aggregation"]),
-    ({"normalize": "standard"}, ["normalize", "secure_aggregation"]),
-    ({"edge_weights": "scale"}, ["edge_weights", "secure_aggregation"]),
     ({"feature_drift": True}, ["feature_drift", "secure_aggregation"]),
     ({"evaluation_min_count": 5}, ["evaluation_min_count", "secure_aggregation"]),
     ({"evaluate_clients": "participants"}, ["evaluate_clients", "secure_aggregation"]),

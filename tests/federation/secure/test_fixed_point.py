@@ -1,5 +1,7 @@
 """Laws of fixed point: sums have no order, are exact to rounding, and never leave the ring."""
 
+from fractions import Fraction
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -10,11 +12,15 @@ from mistakes import raises_code
 from silograph.core.errors import ProtocolError
 from silograph.core.kinds import Kind
 from silograph.federation.secure.fixed_point import (
+    LOWEST,
+    MOST_STATISTIC,
     MOST_WEIGHT,
+    STATISTIC,
     FixedPoint,
     decode,
     encode,
     fixed_point_of,
+    sum_exactly,
 )
 
 NAN = float("nan")
@@ -68,6 +74,34 @@ def test_values_beyond_their_bound_are_refused_and_those_without_weight_are_out(
         assert not encode(np.array([0.0, bad]), own, 0.0, "weights/w").any()
     with raises_code(ProtocolError, "field-out-of-bounds", field="weight of n"):
         encode(np.zeros(1), own, MOST_WEIGHT + 1, "n")
+
+
+@given(
+    arrays(
+        np.float64,
+        (5, 3),
+        elements=st.floats(-1e35, 1e35, allow_subnormal=False)
+        | st.floats(-1, 1)
+        | st.sampled_from([0.0, 1e-30, 1.7e9, 2.0**118, -(2.0**118)]),
+    )
+)
+def test_sums_of_statistics_are_exact_and_rounded_once(values: np.ndarray) -> None:
+    """Also of columns of Unix times and of tiny shares; the oracle adds fractions."""
+    got = sum_exactly(values)
+    for column in range(values.shape[1]):
+        exact = sum((Fraction(v) for v in values[:, column].tolist()), Fraction(0))
+        assert abs(got[column] - float(exact)) <= 5 * 2.0 ** -(LOWEST + 1)
+    np.testing.assert_array_equal(sum_exactly(values[::-1]), got)
+    one = sum_exactly(values[:1])
+    np.testing.assert_array_equal(np.where(np.abs(one) < 2.0**-140, values[0], one), values[0])
+
+
+def test_statistics_beyond_their_bound_are_refused() -> None:
+    own = fixed_point_of(Kind.STATISTICS, is_float=True, is_weighted=False, clients=3)
+    assert own is STATISTIC
+    for bad in (MOST_STATISTIC * 1.01, NAN, float("inf")):
+        with raises_code(ProtocolError, "field-out-of-bounds", field="total/features"):
+            encode(np.array([0.0, bad]), own, name="total/features")
 
 
 def test_a_single_number_is_encoded_as_others_are() -> None:

@@ -15,6 +15,10 @@ from mistakes import raises_code
 from silograph.federation.secure.masks import expand_mask
 from silograph.federation.secure.partners import partners_of, topology_of
 from silograph.federation.secure.protocol import (
+    ABSENT,
+    PRESENT,
+    VANISHED,
+    Confirmed,
     Dealt,
     Prover,
     PublicKeys,
@@ -34,7 +38,8 @@ from silograph.federation.secure.sums import SumError
 
 ABOUT = b"run 1, round 1, call 1"
 SIZE = 5
-PHASES = ("keys", "shares", "masked", "unmasking")
+PHASES = ("keys", "shares", "masked", "confirming", "unmasking")
+LATE = ("confirming", "unmasking")
 
 
 def names_of(count: int) -> list[str]:
@@ -81,12 +86,23 @@ def send_masked(
     return parties
 
 
-def unmask(parties: Parties, gone: Collection[str] = ()) -> np.ndarray:
+def confirm(parties: Parties, gone: Collection[str] = ()) -> None:
     server = parties.server
     for name in server.present:
         if name not in gone:
-            request = server.request_for(name)
-            server.add_revealed(name, parties.silos[name].reveal(*request))
+            server.add_confirmed(name, parties.silos[name].confirm(server.states))
+
+
+def unmask(
+    parties: Parties, gone: Collection[str] = (), unconfirmed: Collection[str] = ()
+) -> np.ndarray:
+    """Take the last two steps; silos that are `gone` reveal nothing, others may confirm nothing."""
+    server = parties.server
+    confirm(parties, unconfirmed)
+    server.check_holders()
+    for name in server.confirmed:
+        if name not in gone:
+            server.add_revealed(name, parties.silos[name].reveal(server.tags_for(name)))
     return server.unmask()
 
 
@@ -146,15 +162,16 @@ def test_bytes_of_a_field_element() -> None:
 @pytest.mark.parametrize("phase", PHASES)
 @pytest.mark.parametrize(
     ("count", "share"),
-    [(2, 0.0), (3, 0.0), (10, 0.0), (3, 1 / 3), (10, 0.2), (10, 1 / 3), (50, 0.02), (50, 1 / 3)],
+    [(2, 0.0), (3, 0.0), (10, 0.0), (4, 0.25), (10, 0.2), (10, 1 / 3), (50, 0.02), (50, 1 / 3)],
 )
 def test_the_total_is_that_of_those_who_are_there(count: int, phase: str, share: float) -> None:
     names = names_of(count)
     gone = names[:: max(1, round(1 / share))][: int(count * share)] if share else []
     values = values_of(names)
     parties = send_masked(values, {phase: gone})
-    total = unmask(parties, gone if phase == "unmasking" else ())
-    there = names if phase == "unmasking" else [n for n in names if n not in gone]
+    late = {p: gone if phase == p else () for p in LATE}
+    total = unmask(parties, late["unmasking"], late["confirming"])
+    there = names if phase in LATE else [n for n in names if n not in gone]
     assert parties.server.present == there
     np.testing.assert_array_equal(total, total_of(values, there))
 
@@ -166,20 +183,25 @@ def test_silos_may_vanish_in_several_phases() -> None:
     np.testing.assert_array_equal(total, total_of(values, parties.server.present))
 
 
-@pytest.mark.parametrize(("phase", "error"), [("masked", "reveal"), ("unmasking", "unmask")])
-def test_below_the_threshold_nothing_is_unmasked(phase: str, error: str) -> None:
-    names = names_of(6)  # 4 of 6 tell a secret
-    values = values_of(names)
-    parties = send_masked(values, {phase: names[:3]})
+@pytest.mark.parametrize("phase", ["masked", *LATE])
+@pytest.mark.parametrize("count", [2, 3, 6])
+def test_below_the_threshold_nothing_is_unmasked(phase: str, count: int) -> None:
+    """All of two and three silos are needed, and five of six."""
+    names = names_of(count)
+    gone = names[: 1 + count // 6]
+    parties = send_masked(values_of(names), {phase: gone})
+    late = {p: gone if phase == p else () for p in LATE}
     with raises_code(SumError, "secure-sum", silo=""):
-        unmask(parties, names[:3] if error == "unmask" else ())
+        unmask(parties, late["unmasking"], late["confirming"])
 
 
-def test_every_coalition_below_the_threshold_fails_and_every_other_succeeds() -> None:
-    names = names_of(5)
+@pytest.mark.parametrize("count", [3, 5, 6])
+def test_every_coalition_below_the_threshold_fails_and_every_other_succeeds(count: int) -> None:
+    names = names_of(count)
     values = values_of(names)
-    threshold = topology_of(5).threshold
-    for size in range(1, 6):
+    threshold = topology_of(count).threshold
+    assert threshold > 2 * count / 3
+    for size in range(1, count + 1):
         for coalition in itertools.combinations(names, size):
             parties = send_masked(values)
             others = set(names) - set(coalition)
@@ -220,7 +242,7 @@ def test_each_sum_has_fresh_masks() -> None:
 
 def test_a_late_value_stays_masked() -> None:
     """A silo that others took for lost sends its value late: its own mask is not revealed."""
-    values = values_of(names_of(3))
+    values = values_of(names_of(4))
     parties = send_masked(values, {"masked": ["silo2"]})
     unmask(parties)
     late = parties.silos["silo2"].mask(values["silo2"], parties.server.shares_for("silo2"))
@@ -245,31 +267,37 @@ def test_steps_are_taken_once_and_in_order() -> None:
         lambda: server.add_keys("silo0", server.keys["silo0"]),
         lambda: server.add_shares("silo0", server.dealt["silo0"]),
         lambda: SiloSum("silo0", ABOUT).mask(values["silo0"], server.shares_for("silo0")),
-        lambda: SiloSum("silo0", ABOUT).reveal(["silo0"], []),
+        lambda: SiloSum("silo0", ABOUT).confirm(server.states),
+        lambda: silo.reveal({}),
     )
     for step in steps:
         with pytest.raises(SumError):
             step()
     unmask(parties)
-    with pytest.raises(SumError):
-        silo.reveal(*server.request_for("silo0"))
-    with pytest.raises(SumError):
-        server.add_revealed("silo0", server.revealed["silo0"])
-
-
-def test_nobody_reveals_both_kinds_of_shares_of_a_silo() -> None:
-    parties = send_masked(values_of(names_of(4)))
-    names = names_of(4)
-    for present, vanished in (
-        (names, ["silo1"]),
-        (["silo0", "silo1"], ["silo2"]),
-        (names[1:], ["silo0"]),
-        ([*names, "silo9"], []),
+    for step in (
+        lambda: silo.confirm(server.states),
+        lambda: silo.reveal(server.tags_for("silo0")),
+        lambda: server.add_confirmed("silo0", server.confirmed["silo0"]),
+        lambda: server.add_revealed("silo0", server.revealed["silo0"]),
     ):
-        silo = send_masked(values_of(names)).silos["silo0"]
+        with pytest.raises(SumError):
+            step()
+
+
+def test_a_silo_confirms_only_lists_that_can_be() -> None:
+    names = names_of(4)
+    silo = send_masked(values_of(names)).silos["silo0"]
+    for states in (
+        (PRESENT, PRESENT, VANISHED, VANISHED),  # too few
+        (VANISHED, PRESENT, PRESENT, PRESENT),  # without itself
+        (PRESENT, PRESENT, PRESENT, ABSENT),  # which has dealt shares
+        (PRESENT, PRESENT, PRESENT),
+        (PRESENT, PRESENT, PRESENT, PRESENT, PRESENT),
+    ):
+        silo._steps[:] = ["keys", "shares", "masked"]
+        given = dict(zip([*names, "silo9"], states, strict=False))
         with raises_code(SumError, "secure-sum", silo=""):
-            silo.reveal(present, vanished)
-    del parties
+            silo.confirm(given)
 
 
 @pytest.mark.parametrize(("least", "silos"), [(4, 3), (2, 1)])
@@ -290,7 +318,7 @@ def test_keys_of_others_are_refused() -> None:
     ):
         silos = {name: SiloSum(name, ABOUT) for name in names}
         keys = {name: silo.advertise() for name, silo in silos.items()}
-        with raises_code(SumError, "secure-sum", silo=""):
+        with pytest.raises(SumError):
             silos["silo0"].share(change(keys), names)
 
 
@@ -322,25 +350,49 @@ def test_keys_of_a_server_in_the_middle_are_noticed_where_silos_share_a_secret()
 def test_a_holder_that_reveals_another_share_is_named() -> None:
     parties = send_masked(values_of(names_of(4)))
     server = parties.server
-    shares = parties.silos["silo1"].reveal(*server.request_for("silo1"))
+    confirm(parties)
+    shares = parties.silos["silo1"].reveal(server.tags_for("silo1"))
     wrong = Revealed({**shares.own, "silo2": to_bytes(3)}, shares.mask)
     with raises_code(SumError, "secure-sum", silo="silo1"):
         server.add_revealed("silo1", wrong)
 
 
-def test_a_dealer_of_shares_unlike_their_digests_is_named() -> None:
-    names, silos = names_of(3), {name: SiloSum(name, ABOUT) for name in names_of(3)}
-    keys = {name: silo.advertise() for name, silo in silos.items()}
-    dealt = {name: silo.share(keys, names) for name, silo in silos.items()}
-    part = dealt["silo1"]["silo0"]
-    for wrong in (
-        replace(part, own_digest=bytes(16)),
-        replace(part, sealed=bytes(len(part.sealed))),
-    ):
-        silo = silos["silo0"]
-        silo._steps[:] = ["keys", "shares"]
-        with raises_code(SumError, "secure-sum", silo="silo1"):
-            silo.mask(np.zeros(SIZE, np.uint64), {"silo1": wrong, "silo2": dealt["silo2"]["silo0"]})
+def deal_wrong(part: Dealt, way: str) -> Dealt:
+    """Return what a hostile dealer or server sends in place of a part."""
+    if way == "digest":
+        return replace(part, own_digest=bytes(16))
+    return replace(part, sealed=bytes(len(part.sealed)))
+
+
+@pytest.mark.parametrize("way", ["digest", "seal"])
+@pytest.mark.parametrize("spoiled", [1, 3])
+def test_a_silo_with_wrong_shares_stays_and_their_dealer_is_named(way: str, spoiled: int) -> None:
+    """One wrong share costs nothing; more than may be missing name who has dealt them."""
+    values = values_of(names_of(6))
+    parties = send_masked(values, {"masked": values})  # up to the shares
+    server, silos = parties.server, parties.silos
+    for name in names_of(spoiled):
+        dealt = dict(server.dealt["silo5"])
+        server.dealt["silo5"] = {**dealt, name: deal_wrong(dealt[name], way)}
+    for name, silo in silos.items():
+        server.add_masked(name, silo.mask(values[name], server.shares_for(name)))
+    if spoiled == 1:
+        np.testing.assert_array_equal(unmask(parties), total_of(values, values))
+        assert server.confirmed["silo0"].lacking == {"silo5"}
+        return
+    with raises_code(SumError, "secure-sum", silo="silo5"):
+        unmask(parties)
+    assert not server.revealed
+
+
+def test_one_silo_alone_cannot_frame_another() -> None:
+    """Of three silos all are needed: then nobody knows which of two lies, and neither is named."""
+    parties = send_masked(values_of(names_of(3)))
+    confirm(parties, ["silo0"])
+    tags = parties.silos["silo0"].confirm(parties.server.states).tags
+    parties.server.add_confirmed("silo0", Confirmed(tags, frozenset({"silo2"})))
+    with raises_code(SumError, "secure-sum", silo=""):
+        parties.server.check_holders()
 
 
 @pytest.mark.parametrize("vanished", [(), ("silo3",)])
@@ -360,6 +412,7 @@ def test_a_dealer_of_shares_of_something_else_is_named(vanished: tuple[str, ...]
             server.add_masked(name, silo.mask(values[name], server.shares_for(name)))
     with raises_code(SumError, "secure-sum", silo="silo3"):
         unmask(Parties(server, silos, {}))
+    assert server.revealed
 
 
 # --- The sparse graph ----------------------------------------------------------------------------
@@ -380,7 +433,8 @@ def test_partners_are_mutual_and_as_many_as_said(count: int) -> None:
 def test_small_federations_mask_with_everybody() -> None:
     for count in (2, 3, 10, 49):
         assert topology_of(count).partners == count - 1
-        assert count - topology_of(count).threshold == (count // 3 if count > 2 else 0)
+        threshold = topology_of(count).threshold
+        assert threshold == count if count <= 3 else 2 * count / 3 < threshold <= 2 * count / 3 + 1
 
 
 def test_the_mask_is_the_key_stream_of_rfc_8439() -> None:

@@ -630,7 +630,7 @@ def cut_graph(
 
 
 def standardize_cut(
-    cut: Cut, dtype: torch.dtype, *, uncut: bool, federated: bool
+    cut: Cut, dtype: torch.dtype, *, uncut: bool, federated: bool, secure: bool
 ) -> tuple[Cut, ClientSums]:
     """Return a cut with standardized features, and each client's sums of its training nodes.
 
@@ -642,6 +642,7 @@ def standardize_cut(
         uncut: whether one client holds the whole graph.
         federated: whether all clients have the same statistics, of the training nodes of all; a
             node counts at each client that trains on it.
+        secure: whether the run has secure aggregation.
 
     Raises:
         DataError: features are sparse, or too large.
@@ -660,8 +661,8 @@ def standardize_cut(
     sums = sum_by_client(dense_columns(graph.x)[rows], client, clients)
     sums = replace(sums, is_sent=federated)
     if uncut or federated:
-        statistics = fit_from_sums({FEATURES: sums}, {FEATURES: SumSpec(graph.num_features)})
-        column_statistics = statistics[FEATURES]
+        specs = {FEATURES: SumSpec(graph.num_features)}
+        column_statistics = fit_from_sums({FEATURES: sums}, specs, secure=secure)[FEATURES]
         x = standardize(graph.x, column_statistics)
     else:
         owner = partition.owner
@@ -686,12 +687,13 @@ def standardize_cut(
     return cut, sums
 
 
-def scale_edge_weights(cut: Cut, *, uncut: bool) -> tuple[Cut, ClientSums]:
+def scale_edge_weights(cut: Cut, *, uncut: bool, secure: bool) -> tuple[Cut, ClientSums]:
     """Return a cut whose weights of edges have mean 1 over all clients, and each client's sums.
 
     Args:
         cut: of the run.
         uncut: whether one client holds the whole graph.
+        secure: whether the run has secure aggregation.
     """
     graph = cut.graph
     graph_without_features = replace(graph, x=torch.zeros(graph.num_nodes, 0))
@@ -699,8 +701,8 @@ def scale_edge_weights(cut: Cut, *, uncut: bool) -> tuple[Cut, ClientSums]:
     block, _ = make_block(graph_without_features, partition, cut.split, torch.float64)
     client = owners(block.off)
     sums = sum_edge_weights(block.adj, block.halo.adj, client, block.num_clients)
-    statistics = fit_from_sums({EDGE_WEIGHTS: sums}, {EDGE_WEIGHTS: SumSpec(1, deviation=False)})
-    mean = float(statistics[EDGE_WEIGHTS].mean)
+    specs = {EDGE_WEIGHTS: SumSpec(1, deviation=False)}
+    mean = float(fit_from_sums({EDGE_WEIGHTS: sums}, specs, secure=secure)[EDGE_WEIGHTS].mean)
     scaled = with_edges(graph, "scale", mean)
     return replace(
         cut, graph=scaled, original_fingerprint=cut.fingerprint, mean_edge_weight=mean
@@ -745,6 +747,7 @@ def clients_of(
         SilographError: the graph, the cut, the split or the silos cannot be used.
     """
     uncut, standardizes = parts.method.part.setting.uncut, config.normalize in STANDARD
+    secure = config.secure_aggregation
     transforms_edge_weights = config.edge_weights in ("log", "scale")
     if isinstance(data, Silos):
         if not uncut:
@@ -763,10 +766,12 @@ def clients_of(
     if config.edge_weights == "log" and cut.graph.edge_weight is not None:
         cut = replace(cut, graph=with_edges(cut.graph, "log"), original_fingerprint=cut.fingerprint)
     if config.edge_weights == "scale":
-        cut, sums[EDGE_WEIGHTS] = scale_edge_weights(cut, uncut=uncut)
+        cut, sums[EDGE_WEIGHTS] = scale_edge_weights(cut, uncut=uncut, secure=secure)
     if standardizes:
         federated = config.normalize == "standard"
-        cut, sums[FEATURES] = standardize_cut(cut, dtype, uncut=uncut, federated=federated)
+        cut, sums[FEATURES] = standardize_cut(
+            cut, dtype, uncut=uncut, federated=federated, secure=secure
+        )
     elif isinstance(data, Graph | CutGraph):
         x, names = cut.graph.x, cut.graph.feature_names
         converted = x.to("cpu", dtype) if isinstance(x, CSR) else x.to(dtype)
@@ -781,7 +786,7 @@ def clients_of(
     block = with_drift_sums(block, config)
     if config.class_weight == BALANCED:
         specs = {LABELS: sum_specs(config, schema)[LABELS]}
-        shares = fit_from_sums(block.sums, specs)[LABELS].mean
+        shares = fit_from_sums(block.sums, specs, secure=secure)[LABELS].mean
         block = with_balanced_classes(block, shares, schema.task)
     return cut, block, route
 
@@ -814,7 +819,7 @@ def join_silo_data(
     block, statistics, mean_edge_weight = join_blocks(blocks), None, None
     schema = replace(schema_of(silos.members[0].graph), num_features=block.num_features)
     if specs := sum_specs(config, schema):
-        statistics_by_name = fit_from_sums(block.sums, specs)
+        statistics_by_name = fit_from_sums(block.sums, specs, secure=config.secure_aggregation)
         pairs = zip(silos.members, blocks, strict=True)
         blocks = [complete_block(own, silo, statistics_by_name) for silo, own in pairs]
         block = join_blocks(blocks)

@@ -10,6 +10,11 @@ it is encoded. It is not clipped, because a clipped sum would be wrong without a
 
 Bounds are chosen so that rounding stays below that of float32 for the weights of a model. With 10
 silos a weighted value is exact to 2^-24, and the mean is that divided by the number of nodes.
+
+Statistics of columns have no bound that is known before: a column may hold Unix times or shares of
+a millionth. Their sums are split into limbs, whole numbers of `LIMB_BITS` binary digits each, as in
+a superaccumulator (Kulisch, "Computer arithmetic and validity", 2008). The sum is exact for values
+from 2^-200 to 2^119, and rounded once.
 """
 
 import math
@@ -26,6 +31,9 @@ MOST_WEIGHTED = 2.0**12  # a value of which a mean is taken, such as a weight of
 MOST_SUMMED = 2.0**14  # a value of a sum, such as a gradient
 MOST_COUNTED = 2.0**32  # a sum over the nodes of a silo, such as that of their losses
 MOST_INTEGER = 2.0**40  # an integer; those of counts are below 2^31
+LIMBS, LIMB_BITS = 8, 40  # of a statistic; the lowest limb counts 2^-LOWEST
+LOWEST = 200
+MOST_STATISTIC = 2.0 ** (LIMBS * LIMB_BITS - LOWEST - 1)
 
 
 @dataclass(frozen=True)
@@ -36,11 +44,16 @@ class FixedPoint:
         bits: digits after the binary point; 0 for integers.
         bound: the largest absolute value before it is weighted.
         is_weighted: whether each value is multiplied by the silo's weight.
+        limbs: how many numbers stand for each value, the lowest first.
     """
 
     bits: int
     bound: float
     is_weighted: bool = False
+    limbs: int = 1
+
+
+STATISTIC = FixedPoint(LOWEST, MOST_STATISTIC, limbs=LIMBS)
 
 
 def fixed_point_of(kind: Kind, *, is_float: bool, is_weighted: bool, clients: int) -> FixedPoint:
@@ -54,7 +67,9 @@ def fixed_point_of(kind: Kind, *, is_float: bool, is_weighted: bool, clients: in
     """
     if not is_float and not is_weighted:
         return FixedPoint(0, MOST_INTEGER)
-    bound = MOST_COUNTED if kind in (Kind.EVALUATION, Kind.STATISTICS) else MOST_SUMMED
+    if kind is Kind.STATISTICS and not is_weighted:
+        return STATISTIC
+    bound = MOST_COUNTED if kind is Kind.EVALUATION else MOST_SUMMED
     if is_weighted:
         bound = MOST_WEIGHTED
     most = bound * (MOST_WEIGHT if is_weighted else 1.0) * clients
@@ -62,7 +77,7 @@ def fixed_point_of(kind: Kind, *, is_float: bool, is_weighted: bool, clients: in
 
 
 def encode(values: np.ndarray, form: FixedPoint, weight: float = 1.0, name: str = "") -> np.ndarray:
-    """Return one silo's values as uint64, of the same shape.
+    """Return one silo's values as uint64, of the same shape, or with a last dimension of limbs.
 
     Args:
         values: floats, integers or booleans.
@@ -78,6 +93,8 @@ def encode(values: np.ndarray, form: FixedPoint, weight: float = 1.0, name: str 
     _check(_largest(values), form.bound, name)
     if values.dtype.kind != "f" and not form.is_weighted:
         return values.astype(np.int64).view(np.uint64)
+    if form.limbs > 1:
+        return _split(values.astype(np.float64))
     factor = 2.0**form.bits
     if form.is_weighted:
         _check(weight, MOST_WEIGHT, f"weight of {name}")
@@ -100,13 +117,42 @@ def _check(largest: float, bound: float, name: str) -> None:
     if not largest <= bound:
         raise ProtocolError(
             f"expected values of {name!r} within {bound:g} for secure aggregation, got "
-            f"others: lower the learning rate if training diverges, else leave "
-            "secure_aggregation out",
+            "others: lower the learning rate if training diverges, scale columns of huge numbers, "
+            "else leave secure_aggregation out",
             **mistake("field-out-of-bounds", name, "secure aggregation"),
         )
+
+
+def _split(values: np.ndarray) -> np.ndarray:
+    """Return the limbs of float64 values, (..., LIMBS) uint64; they all have the value's sign."""
+    limbs = np.empty((*values.shape, LIMBS))
+    rest = values.copy()
+    for place in range(LIMBS - 1, -1, -1):
+        unit = 2.0 ** (LIMB_BITS * place - LOWEST)
+        # Exact but in the lowest limb: of a float64 both parts are float64, too.
+        limbs[..., place] = np.trunc(rest / unit) if place else np.rint(rest / unit)
+        rest -= limbs[..., place] * unit
+    return limbs.astype(np.int64).view(np.uint64)
+
+
+def _join(limbs: np.ndarray) -> np.ndarray:
+    """Return the sums (...) float64 of limbs (..., LIMBS) int64."""
+    rows = limbs.reshape(-1, LIMBS).tolist()
+    sums = [sum(part << LIMB_BITS * k for k, part in enumerate(row)) for row in rows]
+    # Dividing integers rounds once, to the nearest float64.
+    joined = [number / (1 << LOWEST) for number in sums]
+    return np.array(joined, np.float64).reshape(limbs.shape[:-1])
+
+
+def sum_exactly(values: np.ndarray) -> np.ndarray:
+    """Return the sum of statistics (C, ...) over clients as secure sums have it, float64."""
+    parts = encode(values, STATISTIC)
+    return decode(np.add.reduce(parts, axis=0, dtype=np.uint64), STATISTIC)
 
 
 def decode(total: np.ndarray, form: FixedPoint) -> np.ndarray:
     """Return sums: int64 of fields with `bits` 0, else float64."""
     signed = total.view(np.int64)
+    if form.limbs > 1:
+        return _join(signed)
     return signed if form.bits == 0 else signed.astype(np.float64) * 2.0**-form.bits

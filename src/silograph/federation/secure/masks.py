@@ -17,6 +17,7 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
 KEY_BYTES = 32
+FIELD = 2**255 - 19  # of coordinates of public keys
 SEAL_BYTES = 16  # that sealing adds
 NONCE = bytes(12)  # each key seals one message
 PIECE = 2**14  # numbers of a mask that are made at once
@@ -53,6 +54,23 @@ class KeyPair:
             ValueError: it is no public key, or one with which everybody shares the same secret.
         """
         return self.private.exchange(X25519PublicKey.from_public_bytes(other))
+
+
+PROBE = KeyPair.from_secret(bytes(KEY_BYTES))  # to see whether a key can be agreed with
+
+
+def is_public_key(key: bytes) -> bool:
+    """Whether these bytes are a public key in its only form, and no point of small order.
+
+    With a point of small order everybody would share the same secret (RFC 7748, section 6.1).
+    """
+    if len(key) != KEY_BYTES or int.from_bytes(key, "little") >= FIELD:
+        return False
+    try:
+        PROBE.agree(key)
+    except ValueError:
+        return False
+    return True
 
 
 def add_mask(total: np.ndarray, seed: bytes, *, subtract: bool = False) -> None:

@@ -3,8 +3,10 @@
 Bell, Bonawitz, Gascon, Lepoint and Raykova, "Secure single-server aggregation with
 (poly)logarithmic overhead", CCS 2020 (SecAgg+). Silos stand on a ring in a pseudorandom order, and
 each has the k nearest ones as partners: a Harary graph. The order is a hash of the silos' names and
-the sum's name (round, step and op). The server cannot choose it for a sum, but everybody can
-compute it in advance.
+a seed. With a secret of the silos the seed is a keyed hash of the sum's name (round, step and op)
+and of all names, which are fixed before the server learns the seed (`Prover.order_seed`). So a
+server can neither compute the order in advance nor leave silos out to change it. Without a secret
+the seed is the sum's name, and everybody can compute the order in advance.
 
 k is the smallest number for which a threshold holds both with probability 1 - 2^-30 (by a union
 bound over all silos): if a third of all silos vanish, enough holders of every silo's shares are
@@ -13,7 +15,7 @@ left; and if a tenth of all silos work together with the server, nowhere are the
 
 import math
 from bisect import bisect_left
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from hashlib import blake2b
@@ -39,8 +41,12 @@ class Topology:
 
 
 def threshold_for(holders: int) -> int:
-    """Return two thirds of the holders, rounded up: a third may vanish, at least 2 must agree."""
-    return max(2, -(-2 * holders // 3))
+    """Return the least number that is more than two thirds of the holders, and 2 at least.
+
+    Of up to three silos all are needed. Bonawitz et al. 2017 ask for more than two thirds against a
+    server that lies (section 6.2): then two thresholds overlap in more than a third of the silos.
+    """
+    return max(2, 2 * holders // 3 + 1)
 
 
 @lru_cache(maxsize=64)
@@ -56,6 +62,11 @@ def topology_of(silos: int) -> Topology:
         return complete
     threshold = _threshold_with(silos, degrees[place])
     return complete if threshold is None else Topology(degrees[place], threshold)
+
+
+def is_sparse(silos: int) -> bool:
+    """Whether so many silos mask with some partners only."""
+    return topology_of(silos).partners < silos - 1
 
 
 def _threshold_with(silos: int, partners: int) -> int | None:
@@ -97,18 +108,42 @@ def _upper_tail(population: int, marked: int, drawn: int, least: int) -> float:
     return ways / math.comb(population, drawn)
 
 
+def ring_of(names: tuple[str, ...], seed: bytes) -> list[str]:
+    """Return the silos in the order in which they stand on the ring."""
+    return sorted(names, key=lambda name: blake2b(name.encode(), key=seed[:64]).digest())
+
+
+def holders_are_present(names: tuple[str, ...], seed: bytes, present: Collection[str]) -> bool:
+    """Whether the threshold is met among each present silo and its partners.
+
+    Else a server could cut the graph into parts, by silos on the ring that it calls lost, and
+    unmask the sum of one part.
+    """
+    topology = topology_of(len(names))
+    if not is_sparse(len(names)):
+        return len(set(present)) >= topology.threshold
+    ring, there = ring_of(names, seed), frozenset(present)
+    half, size = topology.partners // 2, len(ring)
+    near = sum(ring[i % size] in there for i in range(-half, half + 1))
+    for i, name in enumerate(ring):
+        if name in there and near < topology.threshold:
+            return False
+        near += (ring[(i + half + 1) % size] in there) - (ring[i - half] in there)
+    return True
+
+
 @lru_cache(maxsize=8)  # both ends ask several times in a sum
-def partners_of(names: tuple[str, ...], about: bytes) -> Mapping[str, tuple[str, ...]]:
+def partners_of(names: tuple[str, ...], seed: bytes) -> Mapping[str, tuple[str, ...]]:
     """Return the partners of each silo, in the order of `names`.
 
     Args:
-        names: of all silos that take part.
-        about: the name of the sum.
+        names: of all silos of the sum.
+        seed: of their order; see `Prover.order_seed`.
     """
     topology = topology_of(len(names))
-    if topology.partners >= len(names) - 1:
+    if not is_sparse(len(names)):
         return MappingProxyType({name: tuple(n for n in names if n != name) for name in names})
-    ring = sorted(names, key=lambda name: blake2b(name.encode(), key=about[:64]).digest())
+    ring = ring_of(names, seed)
     half, size = topology.partners // 2, len(ring)
     place = {name: i for i, name in enumerate(names)}
     partners = {}

@@ -9,18 +9,28 @@ from 50 silos on (`silograph.federation.secure.partners`). For each sum:
    each for every partner. Digests of the shares are sent along: they show who sent a wrong one.
 3. *Masked values*: y = x + own mask + sum over partners of +- the mask of the pair, modulo 2^64.
    Masks of pairs cancel in the sum of all silos.
-4. *Unmasking*: for each silo that sent y the others reveal shares of its own mask; for each that
-   vanished between 2 and 3, shares of its mask keys. Nobody reveals both, so a y that comes late
-   is never unmasked.
+4. *Confirmation*: the server lists who has sent y and who has vanished. Each silo authenticates the
+   list to each partner. This is round 3 of the protocol against a server that lies (Bonawitz et
+   al., figure 4), with a keyed hash for each pair in place of signatures: nobody but the partner
+   has to check it.
+5. *Unmasking*: a silo goes on if a threshold of itself and its partners has confirmed the same
+   list. For each silo that sent y it reveals its share of that one's own mask; for each that
+   vanished between 2 and 3, that of its mask keys. Nobody reveals both, so a y that comes late is
+   never unmasked.
 
 All secrets are drawn anew for each sum. A round that is done again takes fresh masks, and a silo
-takes each step of a sum once.
+takes each step of a sum once. What it allows of a second sum of the same values is in
+`silograph.federation.secure.revealed`.
 
 The server is trusted to forward public keys unchanged, unless silos share a secret by which they
-prove them (`Prover`). Beyond that it may lie. If it tells silos different things about who has
-vanished, the threshold of two thirds keeps it from getting enough shares for both.
+prove them (`Prover`). Beyond that it may lie. The threshold is more than two thirds, so it cannot
+get two lists confirmed, unless as many silos help it as two thresholds have in common.
+
+A share that a silo cannot read, or that is not what its dealer has committed to, costs that share
+only. The silo reports it with its confirmation, and the server names a dealer of too many.
 """
 
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
@@ -29,15 +39,21 @@ from hmac import compare_digest
 import numpy as np
 
 from silograph.federation.secure.masks import (
-    KEY_BYTES,
     SEAL_BYTES,
     KeyPair,
     add_mask,
     derive_key,
+    is_public_key,
     seal,
     unseal,
 )
-from silograph.federation.secure.partners import partners_of, topology_of
+from silograph.federation.secure.partners import (
+    holders_are_present,
+    is_sparse,
+    partners_of,
+    topology_of,
+)
+from silograph.federation.secure.revealed import RevealedSums, digest_of_values
 from silograph.federation.secure.shamir import (
     BYTES,
     from_bytes,
@@ -47,12 +63,13 @@ from silograph.federation.secure.shamir import (
     split_secret,
     to_bytes,
 )
-from silograph.federation.secure.sizes import PROOF_BYTES
+from silograph.federation.secure.sizes import PROOF_BYTES, SEED_BYTES, TAG_BYTES, names_as_bytes
 from silograph.federation.secure.sums import SumError
 
 DIGEST_BYTES = 16
 SEALED_BYTES = 2 * BYTES + SEAL_BYTES
 DEALT_BYTES = SEALED_BYTES + 2 * DIGEST_BYTES
+ABSENT, PRESENT, VANISHED = 0, 1, 2  # states of silos: dealt no shares, sent y, or sent none
 
 
 @dataclass(frozen=True)
@@ -90,6 +107,19 @@ class Dealt:
     sealed: bytes
     mask_digest: bytes
     own_digest: bytes
+
+
+@dataclass(frozen=True)
+class Confirmed:
+    """A silo's confirmation of who is there.
+
+    Attributes:
+        tags: that authenticate the list to each partner, by its name.
+        lacking: dealers whose shares it could not use.
+    """
+
+    tags: Mapping[str, bytes]
+    lacking: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -132,6 +162,26 @@ def _own_seed(secret: int) -> bytes:
     return derive_key(to_bytes(secret), b"own mask")
 
 
+def digest_of_names(names: Sequence[str]) -> bytes:
+    """Return what names the silos that a call goes to, 32 bytes."""
+    return blake2b(names_as_bytes(names), digest_size=32).digest()
+
+
+def check_keys(keys: PublicKeys, name: str, others: Collection[bytes]) -> None:
+    """Raise `SumError` for public keys that are none, or that somebody has sent before.
+
+    Args:
+        keys: of silo `name`.
+        name: of whom they are.
+        others: public keys of other silos.
+    """
+    for key in (keys.mask, keys.channel):
+        if not is_public_key(key):
+            raise SumError(f"expected public keys of {name}, got some that are none", name)
+    if keys.mask == keys.channel or {keys.mask, keys.channel} & set(others):
+        raise SumError(f"expected different public keys from every silo, got {name}'s twice", name)
+
+
 class Prover:
     """Proves to silos that share a secret that public keys are a silo's own.
 
@@ -146,18 +196,37 @@ class Prover:
 
     def __init__(self, secret: bytes | None, run: bytes, *, is_strict: bool) -> None:
         self._key = None if secret is None else blake2b(secret, digest_size=64).digest()
-        self._run, self._is_strict = run, is_strict
+        self.run, self.is_strict = run, is_strict
 
     def prove(self, about: bytes, name: str, keys: PublicKeys) -> bytes:
         """Return the proof of a silo's keys for a sum, 32 bytes; zeros without a secret."""
         if self._key is None:
             return bytes(PROOF_BYTES)
-        parts = (b"silograph secure sum 1", self._run, about, name.encode(), keys.text)
+        parts = (b"silograph secure sum 1", self.run, about, name.encode(), keys.text)
         return blake2b(b"\0".join(parts), digest_size=PROOF_BYTES, key=self._key).digest()
 
     def accepts(self, about: bytes, name: str, keys: PublicKeys) -> bool:
         """Whether keys are taken as those of a silo."""
-        return not self._is_strict or compare_digest(self.prove(about, name, keys), keys.proof)
+        return not self.is_strict or compare_digest(self.prove(about, name, keys), keys.proof)
+
+    def order_seed(self, about: bytes, called: bytes) -> bytes:
+        """Return the seed of the order of partners, 32 bytes.
+
+        With a secret nobody else can compute it before the silos that are called are fixed.
+
+        Args:
+            about: names the sum.
+            called: digest of the names of all silos that are called.
+        """
+        if self._key is None:
+            return default_seed(about)
+        text = b"\0".join((b"order 1", self.run, about, called))
+        return blake2b(text, digest_size=SEED_BYTES, key=self._key).digest()
+
+
+def default_seed(about: bytes) -> bytes:
+    """Return the seed of the order of partners among silos without a common secret."""
+    return blake2b(about, digest_size=SEED_BYTES).digest()
 
 
 NO_PROVER = Prover(None, b"", is_strict=False)
@@ -175,6 +244,8 @@ class SiloSum:
         least: fewest silos of a sum in which it takes part and which it helps to unmask.
         prover: proves its public keys, and checks those of others.
         draw: draws secrets.
+        called: digest of the names of all silos that are called; see `digest_of_names`.
+        history: of the sums that this silo has helped to unmask; None: there are none.
     """
 
     def __init__(
@@ -184,8 +255,12 @@ class SiloSum:
         least: int = 2,
         prover: Prover = NO_PROVER,
         draw: Callable[[], int] = new_secret,
+        *,
+        called: bytes = b"",
+        history: RevealedSums | None = None,
     ) -> None:
         self._name, self._about, self._least, self._prover = name, about, max(least, 2), prover
+        self._called, self._history = called, RevealedSums() if history is None else history
         self._mask_secret, self._own_secret = draw(), draw()
         self._mask_keys = KeyPair.from_secret(to_bytes(self._mask_secret))
         self._channel = KeyPair.from_secret(to_bytes(draw()))
@@ -193,10 +268,14 @@ class SiloSum:
         self._keys: Mapping[str, PublicKeys] = {}
         self._shares: dict[str, tuple[bytes, bytes]] = {}  # by whose they are: mask keys, own mask
         self._channel_secrets: dict[str, bytes] = {}  # by partner
+        self._silos: tuple[str, ...] = ()
         self._partners: tuple[str, ...] = ()
         self._threshold = 0
         self._masked_with: tuple[str, ...] = ()
         self._own_keys: PublicKeys | None = None
+        self._values_digest = ""
+        self._states: Mapping[str, int] = {}  # of all silos, as confirmed
+        self.seed = prover.order_seed(about, called)
 
     def _take(self, step: str, before: tuple[str, ...]) -> None:
         if tuple(self._steps) != before:
@@ -215,36 +294,25 @@ class SiloSum:
         self._own_keys = keys
         return keys
 
-    def share(self, keys: Mapping[str, PublicKeys], silos: Sequence[str]) -> dict[str, Dealt]:
-        """Return the shares of this silo's secrets, for its partners.
+    def share(
+        self, keys: Mapping[str, PublicKeys], silos: Sequence[str], seed: bytes | None = None
+    ) -> dict[str, Dealt]:
+        """Return the shares of this silo's secrets, for its partners that have sent keys.
 
         Args:
             keys: of this silo and its partners, by name.
             silos: all silos of the sum.
+            seed: of the order of partners; None is this silo's own.
 
         Raises:
             SumError: too few silos, other partners than the sum's, keys that somebody else has
-                made, or keys that occur twice.
+                made, or keys that occur twice. It names the silo whose keys are wrong.
         """
         self._take("shares", ("keys",))
-        if len(set(silos)) != len(silos) or self._name not in silos or len(silos) < self._least:
-            raise SumError(
-                f"expected at least {self._least} silos in a secure sum, got {len(set(silos))}"
-            )
-        self._partners = partners_of(tuple(silos), self._about)[self._name]
-        if set(keys) != {self._name, *self._partners} or keys[self._name] != self._own_keys:
-            raise SumError("expected the public keys of this silo and its partners, got others")
-        public = [key for each in keys.values() for key in (each.mask, each.channel)]
-        if len(set(public)) < len(public) or any(len(key) != KEY_BYTES for key in public):
-            raise SumError("expected different public keys from every silo, got one twice")
-        for name, each in keys.items():
-            if name != self._name and not self._prover.accepts(self._about, name, each):
-                raise SumError(
-                    f"expected keys that {name} has proved by the silos' secret, got others", name
-                )
+        self._join(silos, self.seed if seed is None else seed)
+        self._check_keys(keys)
         self._keys = dict(keys)
         holders = sorted((self._name, *self._partners))
-        self._threshold = topology_of(len(silos)).threshold
         points = range(1, len(holders) + 1)
         mask_shares = split_secret(self._mask_secret, self._threshold, points)
         own_shares = split_secret(self._own_secret, self._threshold, points)
@@ -256,6 +324,8 @@ class SiloSum:
                 digests = tuple(_digest(part, self._about) for part in pair)
                 dealt[recipient] = Dealt(b"", *digests)
                 continue
+            if recipient not in keys:
+                continue
             context = _channel_context(self._about, self._name, recipient)
             secret = _agree(self._channel, keys[recipient].channel, recipient)
             self._channel_secrets[recipient] = secret
@@ -263,6 +333,40 @@ class SiloSum:
             digests = tuple(_digest(part, self._about) for part in pair)
             dealt[recipient] = Dealt(seal(key, b"".join(pair), context), *digests)
         return dealt
+
+    def _join(self, silos: Sequence[str], seed: bytes) -> None:
+        """Take the silos of the sum, of which this is one, and their order."""
+        names = tuple(silos)
+        if len(set(names)) != len(names) or self._name not in names or len(names) < self._least:
+            raise SumError(
+                f"expected at least {self._least} silos in a secure sum, got {len(set(names))}"
+            )
+        if is_sparse(len(names)):
+            if self._called and digest_of_names(names) != self._called:
+                raise SumError("expected a secure sum of all silos that were called, got others")
+            if self._prover.is_strict and seed != self.seed:
+                raise SumError("expected partners in the order of the silos' secret, got another")
+        self._silos, self.seed = names, seed
+        self._partners = partners_of(names, seed)[self._name]
+        self._threshold = topology_of(len(names)).threshold
+
+    def _check_keys(self, keys: Mapping[str, PublicKeys]) -> None:
+        others = keys.keys() - {self._name}
+        if not others <= set(self._partners) or keys.get(self._name) != self._own_keys:
+            raise SumError("expected the public keys of this silo and its partners, got others")
+        if len(keys) < self._threshold:
+            raise SumError(
+                f"expected keys of at least {self._threshold - 1} of the silo's partners, got "
+                f"those of {len(others)}"
+            )
+        seen: set[bytes] = set()
+        for name in (self._name, *(n for n in self._partners if n in others)):
+            check_keys(keys[name], name, seen)
+            seen |= {keys[name].mask, keys[name].channel}
+            if name != self._name and not self._prover.accepts(self._about, name, keys[name]):
+                raise SumError(
+                    f"expected keys that {name} has proved by the silos' secret, got others", name
+                )
 
     def mask(self, values: np.ndarray, dealt: Mapping[str, Dealt]) -> np.ndarray:
         """Return masked values.
@@ -272,31 +376,20 @@ class SiloSum:
             dealt: what partners have dealt to this silo; those that vanished have dealt nothing.
 
         Raises:
-            SumError: shares of others than partners, of too few, or that are not what their
-                digests say; it names the silo that dealt them.
+            SumError: shares of others than partners, or of too few.
         """
         self._take("masked", ("keys", "shares"))
-        if not set(dealt) <= set(self._partners) or len(dealt) + 1 < self._threshold:
+        if not set(dealt) <= self._channel_secrets.keys() or len(dealt) + 1 < self._threshold:
             raise SumError(
                 f"expected shares of at least {self._threshold - 1} of the silo's partners, got "
                 f"those of {len(dealt)}"
             )
         for name, part in dealt.items():
-            context = _channel_context(self._about, name, self._name)
-            try:
-                key = derive_key(self._channel_secrets[name], context)
-                text = unseal(key, part.sealed, context)
-            except ValueError:
-                raise SumError(
-                    f"expected shares that {name} has sealed, got others", name
-                ) from None
-            pair = text[:BYTES], text[BYTES:]
-            if tuple(_digest(p, self._about) for p in pair) != (part.mask_digest, part.own_digest):
-                raise SumError(
-                    f"expected the shares that {name} has committed to, got others", name
-                )
-            self._shares[name] = pair
+            pair = self._open(name, part)
+            if pair is not None:
+                self._shares[name] = pair
         self._masked_with = tuple(name for name in self._partners if name in dealt)
+        self._values_digest = digest_of_values(values)
         total: np.ndarray = values.astype(np.uint64)  # a copy
         add_mask(total, _own_seed(self._own_secret))
         for name in self._masked_with:
@@ -304,29 +397,80 @@ class SiloSum:
             _add_pair_mask(total, self._mask_keys, other, self._about, self._name, name)
         return total
 
-    def reveal(self, present: Collection[str], vanished: Collection[str]) -> Revealed:
+    def _open(self, name: str, part: Dealt) -> tuple[bytes, bytes] | None:
+        """Return the shares that a partner has dealt; None where they are not as it says."""
+        context = _channel_context(self._about, name, self._name)
+        try:
+            text = unseal(derive_key(self._channel_secrets[name], context), part.sealed, context)
+        except ValueError:
+            return None
+        pair = text[:BYTES], text[BYTES:]
+        digests = tuple(_digest(share, self._about) for share in pair)
+        return pair if digests == (part.mask_digest, part.own_digest) else None
+
+    def confirm(self, states: Mapping[str, int]) -> Confirmed:
+        """Confirm who is there to the silo's partners.
+
+        Args:
+            states: of all silos of the sum: PRESENT, VANISHED or ABSENT.
+
+        Raises:
+            SumError: other silos, too few of them, or a sum that is too much like an earlier one
+                (`RevealedError`).
+        """
+        self._take("confirmed", ("keys", "shares", "masked"))
+        dealers = {name for name in self._partners if states.get(name) != ABSENT}
+        has_dealt = dealers == set(self._masked_with)
+        if set(states) != set(self._silos) or not has_dealt or states[self._name] != PRESENT:
+            raise SumError("expected the state of every silo of the sum, got others")
+        present = frozenset(name for name, state in states.items() if state == PRESENT)
+        if len(present) < self._least or not holders_are_present(self._silos, self.seed, present):
+            raise SumError(
+                f"expected a sum over at least {max(self._least, self._threshold)} silos, and as "
+                f"many near each, got one over {len(present)}"
+            )
+        self._history.check(self._about.decode(), self._values_digest, present, self._least)
+        self._states = dict(states)
+        there = [name for name in self._masked_with if states[name] == PRESENT]
+        tags = {name: self._tag(self._name, name) for name in there}
+        return Confirmed(tags, frozenset(self._masked_with) - self._shares.keys())
+
+    def _tag(self, sender: str, receiver: str) -> bytes:
+        """Return what authenticates the list from one silo to another; this is one of them."""
+        other = receiver if sender == self._name else sender
+        key = derive_key(self._channel_secrets[other], b"confirm\0" + self._about)
+        states = bytes(self._states[name] for name in self._silos)
+        parts = (self._prover.run, self.seed, names_as_bytes(self._silos), states)
+        digests = [blake2b(part, digest_size=32).digest() for part in parts]
+        text = b"".join((*digests, sender.encode(), b"\0", receiver.encode()))
+        return blake2b(text, digest_size=TAG_BYTES, key=key).digest()
+
+    def reveal(self, tags: Mapping[str, bytes]) -> Revealed:
         """Return shares of the own masks of silos that are present, and of mask keys of others.
 
         Args:
-            present: this silo and those of its partners that sent masked values.
-            vanished: those that dealt shares and sent none.
+            tags: by which partners have confirmed the list to this silo, by their names.
 
         Raises:
-            SumError: too few silos, or a silo that would be in both.
+            SumError: fewer than the threshold have confirmed the same list, this silo included.
         """
-        self._take("unmasking", ("keys", "shares", "masked"))
-        expected = {self._name, *self._masked_with}
-        is_split = not set(present) & set(vanished) and {*present, *vanished} == expected
-        if not is_split or self._name not in present:
-            raise SumError("expected each silo to be present or to have vanished, got others")
-        least = max(min(self._least, 1 + len(self._partners)), self._threshold)
-        if len(set(present)) < least:
+        self._take("unmasking", ("keys", "shares", "masked", "confirmed"))
+        state_of = self._states
+        confirming = 1 + sum(
+            compare_digest(self._tag(name, self._name), tags.get(name, b""))
+            for name in self._masked_with
+            if state_of[name] == PRESENT
+        )
+        if confirming < self._threshold:
             raise SumError(
-                f"expected a sum over at least {least} silos, got one over {len(set(present))}"
+                f"expected {self._threshold} silos to confirm the same list of silos, got "
+                f"{confirming}"
             )
+        present = frozenset(name for name, state in state_of.items() if state == PRESENT)
+        self._history.add(self._about.decode(), self._values_digest, present)
         return Revealed(
-            own={name: self._shares[name][1] for name in present},
-            mask={name: self._shares[name][0] for name in vanished},
+            own={name: s[1] for name, s in self._shares.items() if state_of[name] == PRESENT},
+            mask={name: s[0] for name, s in self._shares.items() if state_of[name] == VANISHED},
         )
 
 
@@ -343,7 +487,10 @@ class ServerSum:
         dealt: what each silo has dealt to each recipient.
         total: of the masked values so far.
         present: silos that sent masked values.
+        confirmed: that these are there, by silo.
         revealed: shares by silo that revealed them.
+        called: all silos that were called.
+        seeds: of the order of partners, by silo.
     """
 
     about: bytes
@@ -351,36 +498,63 @@ class ServerSum:
     dealt: dict[str, Mapping[str, Dealt]] = field(default_factory=dict)
     total: np.ndarray | None = None
     present: list[str] = field(default_factory=list)
+    confirmed: dict[str, Confirmed] = field(default_factory=dict)
     revealed: dict[str, Revealed] = field(default_factory=dict)
+    called: tuple[str, ...] = ()
+    seeds: dict[str, bytes] = field(default_factory=dict)
 
     @property
     def threshold(self) -> int:
-        """How many silos must be there to the end."""
-        return topology_of(len(self.keys)).threshold
+        """How many silos near each must be there to the end; of a complete graph, of all."""
+        return topology_of(len(self.silos)).threshold
+
+    @property
+    def tolerance(self) -> int:
+        """How many of a silo's holders may be missing."""
+        topology = topology_of(len(self.silos))
+        return topology.partners + 1 - topology.threshold
 
     @property
     def silos(self) -> tuple[str, ...]:
-        """All silos whose keys are there; from then on they are those of the sum."""
-        return tuple(self.keys)
+        """The silos of the sum: those with keys, or in a sparse graph all that were called.
+
+        There a server that left silos out once it knows the order could choose who masks with whom.
+        """
+        return self.called if is_sparse(len(self.called)) else tuple(self.keys)
+
+    @property
+    def seed(self) -> bytes:
+        """The seed of the order of partners that most silos have sent."""
+        counts = Counter(self.seeds.values())
+        return max(counts, key=lambda s: counts[s], default=default_seed(self.about))
 
     @property
     def partners(self) -> Mapping[str, tuple[str, ...]]:
         """The partners of each silo."""
-        return partners_of(self.silos, self.about)
+        return partners_of(self.silos, self.seed)
 
-    def add_keys(self, name: str, keys: PublicKeys) -> None:
-        """Take a silo's public keys; raise `SumError` where it has sent some before."""
+    def add_keys(self, name: str, keys: PublicKeys, seed: bytes | None = None) -> None:
+        """Take a silo's public keys and its seed of the order of partners.
+
+        Raises:
+            SumError: it has sent keys before, or they are none, or another silo's; it names it.
+        """
         if name in self.keys or self.dealt:
             raise SumError(f"expected public keys of {name} once, got them again", name)
+        seen = [key for each in self.keys.values() for key in (each.mask, each.channel)]
+        check_keys(keys, name, seen)
         self.keys[name] = keys
+        if seed is not None:
+            self.seeds[name] = seed
 
     def keys_for(self, name: str) -> dict[str, PublicKeys]:
         """Return the keys that a silo needs."""
-        return {n: self.keys[n] for n in self.silos if n == name or n in self.partners[name]}
+        own = {name, *self.partners[name]}
+        return {n: keys for n, keys in self.keys.items() if n in own}
 
     def add_shares(self, name: str, dealt: Mapping[str, Dealt]) -> None:
         """Take a silo's shares; raise `SumError` where they are not for its partners."""
-        if name in self.dealt or self.present or set(dealt) != {name, *self.partners[name]}:
+        if name in self.dealt or self.present or set(dealt) != set(self.keys_for(name)):
             raise SumError(f"expected shares of {name} for its partners once, got others", name)
         self.dealt[name] = dict(dealt)
 
@@ -390,7 +564,7 @@ class ServerSum:
 
     def add_masked(self, name: str, values: np.ndarray) -> None:
         """Add a silo's masked values (n,) uint64; raise `SumError` where they are not expected."""
-        if name not in self.dealt or name in self.present or self.revealed:
+        if name not in self.dealt or name in self.present or self.confirmed:
             raise SumError(f"expected masked values of {name} once and in time, got others", name)
         if values.dtype != np.uint64 or (
             self.total is not None and self.total.shape != values.shape
@@ -399,11 +573,51 @@ class ServerSum:
         self.total = values.copy() if self.total is None else self.total + values
         self.present.append(name)
 
+    @property
+    def states(self) -> dict[str, int]:
+        """The state of each silo, for silos to confirm."""
+        is_present = set(self.present)
+        return {
+            name: PRESENT if name in is_present else VANISHED if name in self.dealt else ABSENT
+            for name in self.silos
+        }
+
+    def add_confirmed(self, name: str, confirmed: Confirmed) -> None:
+        """Take a silo's confirmation; raise `SumError` where it is not expected."""
+        if name not in self.present or name in self.confirmed or self.revealed:
+            raise SumError(f"expected a confirmation of {name} once and in time, got others", name)
+        self.confirmed[name] = confirmed
+
+    def check_holders(self) -> None:
+        """Raise `SumError` for a silo of whose shares too few holders have usable ones."""
+        for owner in self.dealt:
+            holders = {owner, *self.partners[owner]} & self.confirmed.keys()
+            lacking = {n for n in holders if owner in self.confirmed[n].lacking}
+            if len(holders) >= self.threshold > len(holders - lacking):
+                # One silo's word against another's: either of them lies.
+                is_certain = len(lacking) > 1
+                who = owner if is_certain else f"{owner} or {min(lacking)}"
+                raise SumError(
+                    f"expected shares of {owner} that their holders can use, got others for "
+                    f"{len(lacking)} of them: {who} has sent something wrong",
+                    owner if is_certain else "",
+                )
+
+    def tags_for(self, name: str) -> dict[str, bytes]:
+        """Return by what partners have confirmed to a silo who is there."""
+        return {
+            other: self.confirmed[other].tags[name]
+            for other in self.partners[name]
+            if other in self.confirmed and name in self.confirmed[other].tags
+        }
+
     def request_for(self, name: str) -> tuple[list[str], list[str]]:
         """Return of which silos a silo is to reveal shares of own masks, and of mask keys."""
-        known = [n for n in self.silos if n in (name, *self.partners[name]) and n in self.dealt]
-        is_present = set(self.present)
-        return [n for n in known if n in is_present], [n for n in known if n not in is_present]
+        own = self.confirmed.get(name, Confirmed({}))
+        near = {name, *self.partners[name]} - own.lacking
+        known = [n for n in self.silos if n in near and n in self.dealt]
+        there = set(self.present)
+        return [n for n in known if n in there], [n for n in known if n not in there]
 
     def add_revealed(self, name: str, revealed: Revealed) -> None:
         """Take the shares that a silo reveals.
@@ -412,7 +626,7 @@ class ServerSum:
             SumError: shares of other silos than it was asked for, or others than were dealt to it.
         """
         present, vanished = self.request_for(name)
-        if name not in self.present or name in self.revealed:
+        if name not in self.confirmed or name in self.revealed:
             raise SumError(f"expected shares from {name} once, got them again", name)
         if set(revealed.own) != set(present) or set(revealed.mask) != set(vanished):
             raise SumError(f"expected the shares that {name} was asked for, got others", name)
@@ -431,8 +645,7 @@ class ServerSum:
         """
         if self.total is None:
             raise SumError("expected masked values to add up, got none")
-        total, threshold = self.total.copy(), topology_of(len(self.silos)).threshold
-        partners = self.partners
+        total, threshold, partners = self.total.copy(), self.threshold, self.partners
         coefficients: dict[tuple[int, ...], dict[int, int]] = {}
         for owner in self.dealt:
             is_present = owner in self.present

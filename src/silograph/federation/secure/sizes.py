@@ -2,12 +2,14 @@
 
 | message | from | fields |
 |---|---|---|
-| keys | silo | `keys`: its two public keys, the digest of a secret, and a proof of these |
-| keys | server | `silos`: names of all; `keys`: those of the silo and its partners |
+| keys | silo | `keys`: two public keys, the digest of a secret, a proof; `seed` of the order |
+| keys | server | `silos`: names of all; `seed`; `keys`: those of the silo and its partners |
 | shares | silo | `shares`: sealed ones for each holder, and their digests |
 | shares | server | `from`: who has dealt; `shares`: for this silo |
 | masked values | silo | `masked` (n,) int64, in the call's own kind |
-| masks | server | `present`: which holders have sent masked values, and which have vanished |
+| masks | server | `states`: which silos have sent masked values, and which have vanished |
+| masks | silo | `tags`: that confirm these to each partner; `lacking`: whose shares are no use |
+| masks | server | `tags`: those for this silo |
 | masks | silo | `shares`: one of each |
 """
 
@@ -25,6 +27,8 @@ KEYS_BYTES = 32 + 32 + 16  # of the keys of a silo
 PROOF_BYTES = 32  # that they are its own; zeros where it has no secret with the others
 DEALT_BYTES = 64 + 16 + 16 + 16  # of shares for one holder: two shares, their seal, two digests
 SHARE_BYTES = 32
+SEED_BYTES = 32  # of the order of partners
+TAG_BYTES = 16  # by which a silo confirms to another who is there
 
 
 def bytes_field(*shape: int) -> Stacked:
@@ -53,14 +57,20 @@ class SumSizes:
         number = torch.zeros((), dtype=torch.int64)
         self.masked = self._size({MASKED: Stacked(number.expand(1, values))})
         key_bytes = KEYS_BYTES + PROOF_BYTES
-        self.keys_up = self._size({"keys": bytes_field(key_bytes)})
-        listed = bytes_field(len(names_as_bytes(names)))
-        self.keys_down = self._size({"silos": listed, "keys": bytes_field(holders, key_bytes)})
+        seed, listed = bytes_field(SEED_BYTES), bytes_field(len(names_as_bytes(names)))
+        self.keys_up = self._size({"keys": bytes_field(key_bytes), "seed": seed})
+        keys = bytes_field(holders, key_bytes)
+        self.keys_down = self._size({"silos": listed, "seed": seed, "keys": keys})
         self.shares_up = self._size({"shares": bytes_field(holders, DEALT_BYTES)})
         dealt = bytes_field(partners, DEALT_BYTES)
         self.shares_down = self._size({"from": bytes_field(holders), "shares": dealt})
-        self.masks_down = self._size({"present": bytes_field(holders)})
-        self.masks_up = self._size({"shares": bytes_field(holders, SHARE_BYTES)})
+        tags = bytes_field(holders, TAG_BYTES)
+        self.masks_down = self._size({"states": bytes_field(len(names))}) + self._size(
+            {"tags": tags}
+        )
+        self.masks_up = self._size({"tags": tags, "lacking": bytes_field(holders)}) + self._size(
+            {"shares": bytes_field(holders, SHARE_BYTES)}
+        )
 
     def _size(self, payload: Payload) -> int:
         return int(frame_sizes(self._op, payload, 1)[0])

@@ -69,8 +69,8 @@ class SummedField:
 
     @property
     def size(self) -> int:
-        """Number of values."""
-        return math.prod(self.shape)
+        """How many numbers of the ring it takes."""
+        return math.prod(self.shape) * self.form.limbs
 
 
 @dataclass(frozen=True)
@@ -195,30 +195,50 @@ def _slice(field: Field, position: int) -> Tensor:
     return part.detach().cpu().contiguous()
 
 
-def reply_of_total(total: np.ndarray, layout: Layout) -> dict[str, Shared]:
-    """Return the summed reply; of a mean without any weight, only the weight: 0."""
-    sums, start = {}, 0
+def total_of_field(total: np.ndarray, layout: Layout, name: str) -> np.ndarray:
+    """Return the sums of a field: int64 of integers, else float64."""
+    start = 0
     for field in layout.fields:
-        part = total[start : start + field.size].reshape(field.shape)
-        sums[field.name] = decode(part, field.form)
+        if field.name == name:
+            limbs = () if field.form.limbs == 1 else (field.form.limbs,)
+            part = total[start : start + field.size].reshape((*field.shape, *limbs))
+            return decode(part, field.form)
         start += field.size
+    raise KeyError(name)
+
+
+def reply_of_total(total: np.ndarray, layout: Layout) -> dict[str, Shared]:
+    """Return the summed reply; of a mean without any weight, only the weight: 0.
+
+    Raises:
+        ProtocolError: a sum of integers that their dtype cannot have.
+    """
+    sums = {field.name: total_of_field(total, layout, field.name) for field in layout.fields}
     if not layout.by:
-        return {f.name: Shared(_tensor(sums[f.name], f.dtype)) for f in layout.fields}
+        return {f.name: Shared(_tensor(sums[f.name], f.dtype, f.name)) for f in layout.fields}
     weight = float(sums[layout.by])
     if weight == 0:
         return {layout.by: Shared(torch.zeros(()))}
     means = {}
     for field in layout.fields:
         if field.name == layout.by:
-            means[field.name] = Shared(_tensor(sums[field.name], field.dtype))
+            means[field.name] = Shared(_tensor(sums[field.name], field.dtype, field.name))
             continue
         dtype = field.dtype if field.dtype.is_floating_point else torch.get_default_dtype()
-        means[field.name] = Shared(_tensor(sums[field.name] / weight, dtype))
+        means[field.name] = Shared(_tensor(sums[field.name] / weight, dtype, field.name))
     return means
 
 
-def _tensor(values: np.ndarray, dtype: torch.dtype) -> Tensor:
+def _tensor(values: np.ndarray, dtype: torch.dtype, name: str) -> Tensor:
     dtype = torch.int64 if dtype is torch.bool else dtype
+    if not dtype.is_floating_point and values.size:
+        info = torch.iinfo(dtype)
+        if not info.min <= int(values.min()) <= int(values.max()) <= info.max:
+            raise ProtocolError(
+                f"expected a sum of {name!r} within {dtype}, got {int(values.max()):,}: use fewer "
+                "silos, or counts of a wider dtype",
+                **mistake("field-out-of-bounds", name, "secure aggregation"),
+            )
     return torch.from_numpy(np.array(values)).to(dtype)
 
 

@@ -4,7 +4,7 @@ Holders of a silo's shares, itself and its partners, stand in the order of their
 another form is refused before it is read.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
 import torch
@@ -14,6 +14,7 @@ from silograph.federation.secure.partners import partners_of
 from silograph.federation.secure.protocol import (
     DIGEST_BYTES,
     SEALED_BYTES,
+    Confirmed,
     Dealt,
     PublicKeys,
     Revealed,
@@ -23,24 +24,30 @@ from silograph.federation.secure.sizes import (
     KEYS_BYTES,
     MASKED,
     PROOF_BYTES,
+    SEED_BYTES,
     SHARE_BYTES,
+    TAG_BYTES,
     names_as_bytes,
 )
 from silograph.federation.secure.sums import SumError
 
-ABSENT, PRESENT, VANISHED = 0, 1, 2
 MOST_SILOS = 10**5
 
 
-def holders_of(name: str, silos: Sequence[str], about: bytes) -> list[str]:
+def holders_of(name: str, silos: Sequence[str], seed: bytes) -> list[str]:
     """Return who holds shares of a silo's secrets, in the order of their names.
+
+    Args:
+        name: of the silo.
+        silos: all silos of the sum.
+        seed: of the order of partners.
 
     Raises:
         SumError: the silo is not among them, or they are repeated.
     """
     if name not in silos or len(set(silos)) < len(silos) or len(silos) > MOST_SILOS:
         raise SumError(f"expected {name} once among the silos of a secure sum, got others")
-    return sorted((name, *partners_of(tuple(silos), about)[name]))
+    return sorted((name, *partners_of(tuple(silos), seed)[name]))
 
 
 def _bytes_field(rows: Sequence[bytes], width: int) -> Stacked:
@@ -60,15 +67,19 @@ def _read(payload: Payload, name: str, *shape: int | None) -> np.ndarray:
     return t[0].numpy()
 
 
-def keys_payload(keys: PublicKeys) -> dict[str, Stacked]:
-    """Return a silo's public keys as fields."""
-    row = _key_row(keys)
-    return {"keys": Stacked(_bytes_field([row], len(row)).t[:, 0])}
+def _row_field(row: bytes) -> Stacked:
+    return Stacked(_bytes_field([row], len(row)).t[:, 0])
 
 
-def read_keys(payload: Payload) -> PublicKeys:
-    """Return a silo's public keys."""
-    return _keys_of(_read(payload, "keys", KEYS_BYTES + PROOF_BYTES).tobytes())
+def keys_payload(keys: PublicKeys, seed: bytes) -> dict[str, Stacked]:
+    """Return a silo's public keys, and its seed of the order of partners, as fields."""
+    return {"keys": _row_field(_key_row(keys)), "seed": _row_field(seed)}
+
+
+def read_keys(payload: Payload) -> tuple[PublicKeys, bytes]:
+    """Return a silo's public keys, and its seed of the order of partners."""
+    keys = _keys_of(_read(payload, "keys", KEYS_BYTES + PROOF_BYTES).tobytes())
+    return keys, _read(payload, "seed", SEED_BYTES).tobytes()
 
 
 def _key_row(keys: PublicKeys) -> bytes:
@@ -80,30 +91,29 @@ def _keys_of(row: bytes) -> PublicKeys:
 
 
 def all_keys_payload(
-    name: str, silos: Sequence[str], keys: Mapping[str, PublicKeys], about: bytes
+    name: str, silos: Sequence[str], keys: Mapping[str, PublicKeys], seed: bytes
 ) -> dict[str, Stacked]:
-    """Return what a silo gets of all public keys."""
-    names = names_as_bytes(silos)
-    holders = holders_of(name, silos, about)
+    """Return what a silo gets of all public keys; zeros for partners that have sent none."""
+    width = KEYS_BYTES + PROOF_BYTES
+    rows = [_key_row(keys[h]) if h in keys else bytes(width) for h in holders_of(name, silos, seed)]
     return {
-        "silos": Stacked(_bytes_field([names], len(names)).t[:, 0]),
-        "keys": _bytes_field(
-            [_key_row(keys[recipient]) for recipient in holders], KEYS_BYTES + PROOF_BYTES
-        ),
+        "silos": _row_field(names_as_bytes(silos)),
+        "seed": _row_field(seed),
+        "keys": _bytes_field(rows, width),
     }
 
 
-def read_all_keys(
-    payload: Payload, name: str, about: bytes
-) -> tuple[list[str], dict[str, PublicKeys]]:
-    """Return the names of all silos, and the public keys of a silo and its partners."""
+def read_all_keys(payload: Payload, name: str) -> tuple[list[str], bytes, dict[str, PublicKeys]]:
+    """Return all silos, the seed of their order, and public keys of a silo and its partners."""
     try:
         silos = _read(payload, "silos", None).tobytes().decode().split("\n")
     except UnicodeDecodeError:
         raise SumError("expected names of silos in a secure sum, got other bytes") from None
-    holders = holders_of(name, silos, about)
+    seed = _read(payload, "seed", SEED_BYTES).tobytes()
+    holders = holders_of(name, silos, seed)
     rows = _read(payload, "keys", len(holders), KEYS_BYTES + PROOF_BYTES)
-    return silos, {h: _keys_of(row.tobytes()) for h, row in zip(holders, rows, strict=True)}
+    pairs = zip(holders, rows, strict=True)
+    return silos, seed, {h: _keys_of(row.tobytes()) for h, row in pairs if row.any()}
 
 
 def _dealt_row(part: Dealt) -> bytes:
@@ -131,7 +141,7 @@ def shares_payload(dealt: Mapping[str, Dealt], holders: Sequence[str]) -> dict[s
     flags = bytes(recipient in dealt for recipient in holders)
     rows = [_dealt_row(dealt[recipient]) for recipient in holders if recipient in dealt]
     return {
-        "from": Stacked(_bytes_field([flags], len(flags)).t[:, 0]),
+        "from": _row_field(flags),
         "shares": _bytes_field(rows, DEALT_BYTES),
     }
 
@@ -157,31 +167,50 @@ def read_masked(payload: Payload, size: int) -> np.ndarray:
     return field.t[0].numpy().view(np.uint64)  # type: ignore[union-attr]
 
 
-def request_payload(
-    present: Sequence[str], vanished: Sequence[str], holders: Sequence[str]
-) -> dict[str, Stacked]:
-    """Return of which silos shares are asked for, and of which kind."""
-    state = dict.fromkeys(present, PRESENT) | dict.fromkeys(vanished, VANISHED)
-    flags = bytes(state.get(recipient, ABSENT) for recipient in holders)
-    return {"present": Stacked(_bytes_field([flags], len(flags)).t[:, 0])}
+def states_payload(states: Mapping[str, int]) -> dict[str, Stacked]:
+    """Return the states of all silos as a field, in their order."""
+    return {"states": _row_field(bytes(states.values()))}
 
 
-def read_request(payload: Payload, holders: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Return of which silos shares of own masks are asked for, and of which those of mask keys."""
-    flags = _read(payload, "present", len(holders)).tolist()
-    by_flag = [[h for h, f in zip(holders, flags, strict=True) if f == k] for k in (1, 2)]
-    return by_flag[0], by_flag[1]
+def read_states(payload: Payload, silos: Sequence[str]) -> dict[str, int]:
+    """Return the states of all silos, in their order; `silos`: their names."""
+    return dict(zip(silos, _read(payload, "states", len(silos)).tolist(), strict=True))
+
+
+def confirmed_payload(confirmed: Confirmed, holders: Sequence[str]) -> dict[str, Stacked]:
+    """Return a silo's confirmation as fields, with zeros for holders that get none."""
+    flags = bytes(holder in confirmed.lacking for holder in holders)
+    return {**tags_payload(confirmed.tags, holders), "lacking": _row_field(flags)}
+
+
+def read_confirmed(payload: Payload, holders: Sequence[str]) -> Confirmed:
+    """Return a silo's confirmation."""
+    flags = _read(payload, "lacking", len(holders)).tolist()
+    lacking = frozenset(h for h, flag in zip(holders, flags, strict=True) if flag)
+    return Confirmed(read_tags(payload, holders), lacking)
+
+
+def tags_payload(tags: Mapping[str, bytes], holders: Sequence[str]) -> dict[str, Stacked]:
+    """Return tags as a field, with zeros for holders without one."""
+    rows = [tags.get(holder, bytes(TAG_BYTES)) for holder in holders]
+    return {"tags": _bytes_field(rows, TAG_BYTES)}
+
+
+def read_tags(payload: Payload, holders: Sequence[str]) -> dict[str, bytes]:
+    """Return the tags of each holder."""
+    rows = _read(payload, "tags", len(holders), TAG_BYTES)
+    return {h: row.tobytes() for h, row in zip(holders, rows, strict=True)}
 
 
 def revealed_payload(revealed: Revealed, holders: Sequence[str]) -> dict[str, Stacked]:
-    """Return revealed shares as a field, with zeros for holders whose are not asked for."""
+    """Return revealed shares as a field, with zeros for holders whose are not revealed."""
     shares = {**revealed.own, **revealed.mask}
     rows = [shares.get(recipient, bytes(SHARE_BYTES)) for recipient in holders]
     return {"shares": _bytes_field(rows, SHARE_BYTES)}
 
 
 def read_revealed(
-    payload: Payload, present: Sequence[str], vanished: Sequence[str], holders: Sequence[str]
+    payload: Payload, present: Collection[str], vanished: Collection[str], holders: Sequence[str]
 ) -> Revealed:
     """Return the shares that a silo has revealed."""
     rows = _read(payload, "shares", len(holders), SHARE_BYTES)

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import torch
@@ -53,12 +53,14 @@ from silograph.federation.secure.sums import (
     layout_of_specs,
     weights_field,
 )
+from silograph.federation.secure.totals import check_reply_of_sum
 from silograph.federation.session.events import Cause, Event, EventCallback, What, log_event
 from silograph.federation.session.message import (
     CallBody,
     Type,
     call_body,
     facts_body,
+    is_library,
     name_of,
     read_reply,
 )
@@ -469,10 +471,23 @@ def join_replies(answers: Sequence[Answer], clients: int) -> dict[str, Field]:
     return join([replies.get(place, zeros) for place in range(clients)])
 
 
+def _complaint_of(error: ProtocolError) -> str | frozenset[str] | None:
+    """Return which silo a refusal in a secure sum blames, or which silos an earlier sum had."""
+    if not isinstance(error, LostError):
+        return None
+    silo, revealed = error.facts.get("silo"), error.facts.get("revealed")
+    if isinstance(silo, str) and silo:
+        return silo
+    if isinstance(revealed, list) and all(isinstance(name, str) for name in revealed):
+        return frozenset(revealed)
+    return None
+
+
 PAUSE = 0.1  # seconds between two looks at who is back
 TRIES = 3  # for how often a round is done again: silos may be gone because of it
 NO_NODES: Mapping[str, Mapping[str, int]] = MappingProxyType({})
 Returned = Callable[[], Mapping[str, Peer]]
+Result = TypeVar("Result")
 
 
 class Session:
@@ -527,6 +542,7 @@ class Session:
         self._last_called = dict.fromkeys(self.ids, BLANK)  # the last round with a call to a silo
         self._last_whole = dict.fromkeys(self.ids, BLANK)  # the same, of those that it saw whole
         self._seconds_spent = dict.fromkeys(self.ids, 0.0)  # by each in this round
+        self._unmasked: dict[Envelope, list[frozenset[str]]] = {}  # silos of this round's sums
 
     @property
     def away(self) -> tuple[str, ...]:
@@ -549,6 +565,7 @@ class Session:
             self._last_whole[name] = max(self._last_whole[name], self._last_called[name])
         if number != self._round:
             self._tries = 0
+            self._unmasked.clear()
         self._course.jump_to(number - 1)
         self._round = number
         self._first_record = len(self.ledger)
@@ -720,7 +737,11 @@ class Session:
             by=None if layout is None else layout.by,
         )
         if layout is not None:
-            return self._add_up(op, answer_envelope, layout, positions, called_peers)
+            reply = self._add_up(op, answer_envelope, layout, positions, called_peers)
+            problem = agreed_call.problem if is_library(op) else None
+            silos = len(self._unmasked[answer_envelope][-1])
+            check_reply_of_sum(reply, agreed_call.reply_specs, layout.by, silos, problem, inbox)
+            return reply
 
         # 2. Read the answers in client order; a reply that breaks a rule drops its client.
         def read(place: int, peer: Peer) -> Answer:
@@ -785,46 +806,119 @@ class Session:
         """
         from silograph.federation.session.summed_call import SummedCall  # needs cryptography
 
-        call, peers = SummedCall(answer, layout), {peer.name: peer for _, peer in called_peers}
+        peers = {peer.name: peer for _, peer in called_peers}
+        earlier = self._unmasked.setdefault(answer, [])
+        call = SummedCall(answer, layout, tuple(peers), earlier)
         for name, peer in peers.items():
             try:
                 check_work(call.take_keys(name, self._answer(peer, Type.REPLY)), peer.took)
             except ProtocolError as error:
                 self._drop_for(peer, answer.op, error)
-        for step in (Type.SHARE, Type.MASK, Type.UNMASK):
+        for step in (Type.SHARE, Type.MASK, Type.CONFIRM, Type.UNMASK):
             names = [name for name in call.silos_in(step) if name in self.peers]
+            if step in (Type.MASK, Type.CONFIRM):
+                names = self._choose_summed(names, step, call)
             self._check_summable(op, names, positions, call)
+            if step is Type.UNMASK:
+                self._check_spoiled(call.check_holders, answer.op)
+                earlier[:] = [s for s in earlier if s != set(call.present)]
+                earlier.append(frozenset(call.present))
             for name in names:
                 peers[name].send(step, call.request(step, name), call.most)
+            failed: dict[str, ProtocolError] = {}
             for name in names:
                 try:
                     call.take(step, name, self._answer(peers[name], Type.SUMMED))
                 except ProtocolError as error:
-                    self._drop_for(peers[name], answer.op, error)
+                    failed[name] = error
+            self._drop_failed(failed, answer, call)
         self._check_summable(op, call.revealed, positions, call)
-        try:
-            result = call.result()
-        except SumError as error:
-            spoiler = self.peers.get(str(error.fields["silo"]))
-            if spoiler is None:
-                raise
-            self._drop_for(spoiler, answer.op, error)
-            line = f"{error}: the round is done again without {spoiler.name}"
-            raise AwayError(line, (), 0, code=error.code, **error.fields) from error
+        result = self._check_spoiled(call.result, answer.op)
         call.record(self._account, {name: place for place, name in enumerate(self.ids)})
         return dict(result)
 
+    def _choose_summed(self, names: list[str], step: Type, call: "SummedCall") -> list[str]:
+        """Return whose values are added up: silos refuse sums too much like earlier ones.
+
+        Raises:
+            AwayError: masked values have come that may not be added up.
+        """
+        allowed = call.allowed(names if step is Type.MASK else call.present)
+        if step is Type.MASK:
+            return allowed
+        if allowed == call.present:
+            return names
+        line = (
+            "expected the silos of an earlier sum of this call again, or others that differ by "
+            f"{LEAST_SILOS} at least, got silos that differ by fewer: the round is done again"
+        )
+        raise AwayError(line, (), 0, **mistake("secure-sum", ""))
+
+    def _check_spoiled(self, check: Callable[[], Result], op: str) -> Result:
+        """Return what a check of a secure sum returns; drop the silo that it names.
+
+        Raises:
+            AwayError: a silo has spoiled the sum.
+        """
+        try:
+            return check()
+        except SumError as error:
+            name = str(error.fields["silo"])
+            line = f"{error}: the round is done again"
+            if name in self.peers:
+                self._drop_for(self.peers[name], op, error)
+                line += f" without {name}"
+            elif name:
+                raise
+            raise AwayError(line, (), 0, code=error.code, **error.fields) from error
+
+    def _drop_failed(
+        self, failed: Mapping[str, ProtocolError], answer: Envelope, call: "SummedCall"
+    ) -> None:
+        """Drop silos that fail in a step; those that refuse for another one's fault stay.
+
+        Who is at fault is what more silos say than may lie.
+
+        Raises:
+            AwayError: the round has to be done again, without a silo or with other silos.
+        """
+        complaints = {name: _complaint_of(error) for name, error in failed.items()}
+        counts = Counter(c for c in complaints.values() if c is not None)
+        believed = next((c for c, count in counts.items() if count > call.tolerance), None)
+        for name, error in failed.items():
+            if believed is None or complaints[name] != believed:
+                self._drop_for(self.peers[name], answer.op, error)
+        if believed is None:
+            return
+        error = next(e for name, e in failed.items() if complaints[name] == believed)
+        who, line = "", f"{error}: the round is done again"
+        if isinstance(believed, str):
+            who, line = believed, f"{line} without {believed}"
+            if who in self.peers:
+                self._drop_for(self.peers[who], answer.op, error)
+        elif believed not in self._unmasked[answer]:
+            self._unmasked[answer].append(believed)
+        raise AwayError(line, (), 0, **mistake("secure-sum", who))
+
     def _drop_for(self, peer: Peer, op: str, error: ProtocolError) -> None:
         """Drop a silo for what its answer was."""
-        cause = error.cause if isinstance(error, LostError) else Cause.GARBAGE
+        cause = Cause.GARBAGE
+        if isinstance(error, LostError) and error.facts.get("silo") != peer.name:
+            cause = error.cause
         self._drop(peer, op, str(error), cause)
 
     def _check_summable(
         self, op: Op, names: Sequence[str], positions: Tensor, call: "SummedCall"
     ) -> None:
         """Raise `ProtocolError` where too few silos are left to go on with a secure sum."""
-        least = min(self._limits.least, len(positions))
-        least = max(least, LEAST_SILOS, call.threshold if names else 0)
+        own_least = max(min(self._limits.least, len(positions)), LEAST_SILOS)
+        least = max(own_least, call.threshold if names else 0)
+        if own_least <= len(names) < least:
+            line = (
+                f"expected {least} silos to the end of a secure sum of {op.__name__}, got "
+                f"{len(names)}: the round is done again"
+            )
+            raise AwayError(line, (), 0, **mistake("too-few-silos", least, len(names), []))
         if len(names) < least:
             called = [self.ids[p] for p in positions.tolist()]
             missing = [name for name in called if name not in names]

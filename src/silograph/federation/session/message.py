@@ -2,11 +2,12 @@
 
     header   magic "SGM1" · type u8 · token of the run, 16 bytes · sequence u64
     CALL     key u64 · flags u8 · length of the op's name u16 · name, UTF-8 · frame; with the flag
-             SUMMED before the frame: length u8 · name of the field with weights, UTF-8
+             SUMMED before the frame: length u8 · name of the field with weights, UTF-8 · digest of
+             the names of all silos that are called, 32 bytes
     REPLY    meters u8 · for each: kind u8, operations f64 (the first is the call's own) · frame
     JOINED   frame
     RESULT   frame
-    SHARE    frame; likewise MASK, UNMASK and SUMMED
+    SHARE    frame; likewise MASK, CONFIRM, UNMASK and SUMMED
     EXPLAIN  length of the JSON object u32 · one JSON object · tags of edges, 16 bytes each
     others   one JSON object
 
@@ -20,7 +21,7 @@ import json
 import struct
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum
 from pathlib import Path
 from types import FunctionType, ModuleType
@@ -45,6 +46,7 @@ MOST_FLOPS = 1e300  # of a reply; sums of a hundred million of them are finite
 MAX_FACTS = 2**20  # bytes of a JSON object
 MAX_MESSAGE_BYTES = 2**30
 ROWS, SUMMED = 1, 2  # flags of a call
+CALLED_BYTES = 32  # of a digest of names
 NO_TOKEN = bytes(16)
 
 
@@ -73,8 +75,9 @@ class Type(IntEnum):
     HEADS = 20  # server: the signed heads of all silos' audits
     SHARE = 21  # server: public keys of a secure sum, for shares; see `summed_reply`
     MASK = 22  # server: shares of others, for masked values
-    UNMASK = 23  # server: who is there, for shares that unmask the sum
-    SUMMED = 24  # silo: the answer to one of these three
+    UNMASK = 23  # server: confirmations of others, for shares that unmask the sum
+    SUMMED = 24  # silo: the answer to one of these, or to CONFIRM
+    CONFIRM = 25  # server: who is there, for the silo to confirm to others
 
 
 @dataclass(frozen=True)
@@ -194,6 +197,7 @@ class CallBody:
         frame: of the inbox.
         by: of a reply that is summed securely, the field with the weights of a mean, "" of a sum;
             None: the reply is sent as it is.
+        called: of such a reply, the digest of the names of all silos that are called.
     """
 
     op: str
@@ -201,13 +205,16 @@ class CallBody:
     rows: bool
     frame: bytes | memoryview
     by: str | None = None
+    called: bytes = bytes(CALLED_BYTES)
 
 
 def call_body(call: CallBody) -> bytes:
     """Return the body of a call."""
     name = call.op.encode()
     flags = ROWS * call.rows + SUMMED * (call.by is not None)
-    by = b"" if call.by is None else bytes([len(call.by.encode())]) + call.by.encode()
+    by = b""
+    if call.by is not None:
+        by = bytes([len(call.by.encode())]) + call.by.encode() + call.called
     head = CALL_HEAD.pack(call.key.value & MASK, flags, len(name))
     return b"".join((head, name, by, call.frame))
 
@@ -220,15 +227,16 @@ def read_call(body: bytes | memoryview) -> CallBody:
     start = CALL_HEAD.size + length
     frame = start
     if flags & SUMMED and start < len(body):
-        frame += 1 + body[start]
+        frame += 1 + body[start] + CALLED_BYTES
     if flags > (ROWS | SUMMED) or length > MAX_NAME or max(start, frame) > len(body):
         raise FrameError(f"expected a call, got flags {flags} and a name of {length} bytes")
     try:
         name = bytes(body[CALL_HEAD.size : start]).decode()
-        by = bytes(body[start + 1 : frame]).decode() if flags & SUMMED else None
+        by = bytes(body[start + 1 : frame - CALLED_BYTES]).decode() if flags & SUMMED else None
     except UnicodeDecodeError:
         raise FrameError("expected UTF-8 in the name of an op, got other bytes") from None
-    return CallBody(name, Key(key), bool(flags & ROWS), body[frame:], by)
+    call = CallBody(name, Key(key), bool(flags & ROWS), body[frame:], by)
+    return call if by is None else replace(call, called=bytes(body[frame - CALLED_BYTES : frame]))
 
 
 def reply_body(kind: Kind, meter: Meter, frame: bytes) -> bytes:

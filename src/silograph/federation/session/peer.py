@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
 
 from silograph.core.errors import FrameError, ProtocolError
@@ -23,13 +24,22 @@ from silograph.federation.session.message import (
 )
 from silograph.federation.session.wire import SHORT
 
+NO_FACTS: Mapping[str, Any] = MappingProxyType({})
+
 
 class LostError(ProtocolError):
-    """A silo is gone, late, or sent an invalid answer; the message is one line."""
+    """A silo is gone, late, or sent an invalid answer; the message is one line.
 
-    def __init__(self, line: str, cause: Cause = Cause.GARBAGE) -> None:
+    Attributes:
+        cause: why.
+        facts: that the silo has sent with a refusal.
+    """
+
+    def __init__(
+        self, line: str, cause: Cause = Cause.GARBAGE, facts: Mapping[str, Any] = NO_FACTS
+    ) -> None:
         super().__init__(line)
-        self.cause = cause
+        self.cause, self.facts = cause, facts
 
 
 class Arrived(NamedTuple):
@@ -100,7 +110,8 @@ class Peer:
         try:
             message = read_message(received.data, self._token, self._sequence)
             if message.type is Type.REFUSED:
-                raise LostError(one_line(message.facts().get("reason")), Cause.REFUSED)
+                facts = message.facts()
+                raise LostError(one_line(facts.get("reason")), Cause.REFUSED, facts)
             message.check_type(kind)
         except FrameError as error:
             raise LostError(str(error)) from None

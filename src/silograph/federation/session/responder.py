@@ -35,6 +35,8 @@ from silograph.federation.program import (
     ScoringRules,
     digest_of_weights,
 )
+from silograph.federation.secure.revealed import RevealedError
+from silograph.federation.secure.sums import SumError
 from silograph.federation.session.audit import Audit, digest_of
 from silograph.federation.session.events import Event, EventCallback, What, log_event
 from silograph.federation.session.message import (
@@ -105,6 +107,14 @@ def read_committed_rounds(message: Message) -> list[int]:
     if not isinstance(rounds, list) or not all(type(n) is int and n >= 0 for n in rounds):
         raise FrameError(f"expected the rounds that the server holds, got {rounds!r}")
     return rounds
+
+
+def complaint_of(error: Exception) -> dict[str, Any]:
+    """Return what the server may act on of a refusal in a secure sum: who or what is wrong."""
+    if isinstance(error, RevealedError):
+        return {"revealed": sorted(error.revealed)}
+    silo = error.fields["silo"] if isinstance(error, SumError) else ""
+    return {"silo": silo} if silo else {}
 
 
 HELLO = Envelope("hello", Kind.HALO_KEYS, 0, 0)
@@ -202,7 +212,8 @@ class Responder:
             except PolicyError:
                 raise
             except Exception as error:
-                kind, body = Type.REFUSED, facts_body({"reason": self._refuse(error)})
+                reason = {"reason": self._refuse(error)}
+                kind, body = Type.REFUSED, facts_body({**reason, **complaint_of(error)})
         except PolicyError as error:  # the silo's part in the run is over; states stay
             self.ended = one_line(error)
             with suppress(PolicyError):  # where the file cannot be written, the log has it
@@ -247,7 +258,7 @@ class Responder:
         match message.type:
             case Type.CALL:
                 return Type.REPLY, self._call(read_call(message.body))
-            case Type.SHARE | Type.MASK | Type.UNMASK:
+            case Type.SHARE | Type.MASK | Type.CONFIRM | Type.UNMASK:
                 return Type.SUMMED, self._take_step(message)
             case Type.JOIN:
                 return Type.JOINED, self._join(nonce_of(message.facts()))
@@ -483,11 +494,15 @@ class Responder:
         sent_envelope, sent = answer, reply
         if call.by is not None:
             assert prepared.secure is not None  # see `_call`
-            from silograph.federation.session.summed_reply import SummedReply
+            from silograph.federation.session.summed_reply import SummedReply, Summing
 
             name = self._name or ""
             self._summed = SummedReply(
-                name, answer, reply, call.by, prepared.secure, self._token, inbox
+                Summing(name, self._token, call.called, prepared.secure, self._store.revealed),
+                answer,
+                reply,
+                call.by,
+                inbox,
             )
             sent_envelope, sent = self._summed.keys()
         frame = encode(sent_envelope, sent, 0)

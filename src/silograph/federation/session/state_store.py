@@ -25,6 +25,7 @@ from silograph.federation.checkpoint import (
     state_tensors,
 )
 from silograph.federation.program import BLANK
+from silograph.federation.secure.revealed import RevealedSums
 
 # --- A silo's own folder: for its owner only, and for one process at a time ----------------------
 
@@ -63,6 +64,7 @@ def lock_state_folder(folder: Path) -> Iterator[None]:
 
 MOST_RECENT = 2  # rounds whose states stay
 AGREED = "agreed.json"
+REVEALED = "revealed.jsonl"
 
 
 def runs_left(folder: Path) -> list[bytes]:
@@ -84,6 +86,19 @@ class StateStore:
         self._folder = None if folder is None else CheckpointFolder(folder, synced=True)
         self._recent: dict[int, State] = {}
         self._states: dict[int, State] = {}
+        self._revealed: RevealedSums | None = None
+
+    @property
+    def revealed(self) -> RevealedSums:
+        """The secure sums that the silo has helped to unmask in this run.
+
+        Raises:
+            CheckpointError: the file is damaged.
+        """
+        if self._revealed is None:
+            path = None if self._folder is None else self._run_folder() / REVEALED
+            self._revealed = RevealedSums(path)
+        return self._revealed
 
     def agreed(self) -> Mapping[str, Any] | None:
         """Return the stored agreement of the silo in this run; None if there is none.
@@ -180,6 +195,7 @@ class StateStore:
         """Forget all: the run is over."""
         self._recent.clear()
         self._states.clear()
+        self._revealed = None
         if self._folder is not None:
             shutil.rmtree(self._folder.path, ignore_errors=True)
 

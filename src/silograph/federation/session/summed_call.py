@@ -1,6 +1,6 @@
 """The server's half of secure sums in a session; see `summed_reply` for that of a silo."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -14,21 +14,31 @@ from silograph.core.work import Meter
 from silograph.federation.frame import Envelope, decode, encode
 from silograph.federation.ledger import Account
 from silograph.federation.secure.protocol import ServerSum
-from silograph.federation.secure.sums import Layout, reply_of_total
+from silograph.federation.secure.revealed import allowed_silos
+from silograph.federation.secure.sums import LEAST_SILOS, Layout, reply_of_total
+from silograph.federation.secure.totals import check_bounds
 from silograph.federation.secure.wire import (
     all_keys_payload,
     holders_of,
+    read_confirmed,
     read_dealt,
     read_keys,
     read_masked,
     read_revealed,
-    request_payload,
     shares_payload,
+    states_payload,
+    tags_payload,
 )
 from silograph.federation.session.message import Type, read_reply
+from silograph.federation.session.summed_reply import STEPS as ANSWERS
 from silograph.federation.session.summed_reply import name_of_sum
 
-STEPS = {Type.SHARE: Kind.KEYS, Type.MASK: Kind.SHARES, Type.UNMASK: Kind.MASKS}
+STEPS = {
+    Type.SHARE: Kind.KEYS,
+    Type.MASK: Kind.SHARES,
+    Type.CONFIRM: Kind.MASKS,
+    Type.UNMASK: Kind.MASKS,
+}
 AROUND = 2**12  # bytes around a frame of an answer
 
 
@@ -38,12 +48,20 @@ class SummedCall:
     Args:
         answer: envelope of the replies.
         layout: of their values.
+        called: the silos.
+        earlier: those of each earlier sum of the same call.
     """
 
-    def __init__(self, answer: Envelope, layout: Layout) -> None:
+    def __init__(
+        self,
+        answer: Envelope,
+        layout: Layout,
+        called: Sequence[str],
+        earlier: Sequence[frozenset[str]] = (),
+    ) -> None:
         self._answer, self._layout = answer, layout
-        self._about = name_of_sum(answer)
-        self._sum = ServerSum(self._about)
+        self._sum = ServerSum(name_of_sum(answer), called=tuple(called))
+        self._earlier = list(earlier)
         self._meters: dict[str, Meter] = {}
         self._down: dict[Kind, dict[str, int]] = {Kind.KEYS: {}, Kind.SHARES: {}, Kind.MASKS: {}}
         self._up: dict[Kind, dict[str, int]] = {kind: {} for kind in (*self._down, answer.kind)}
@@ -52,6 +70,16 @@ class SummedCall:
     def threshold(self) -> int:
         """How many silos must be there to the end."""
         return self._sum.threshold
+
+    @property
+    def tolerance(self) -> int:
+        """How many silos may lie about another one: more than these are believed, and 2 or more."""
+        return max(1, self._sum.tolerance)
+
+    @property
+    def present(self) -> list[str]:
+        """Silos that have sent masked values."""
+        return list(self._sum.present)
 
     @property
     def most(self) -> int:
@@ -66,16 +94,30 @@ class SummedCall:
             ProtocolError: it is another one.
         """
         meter, frame = read_reply(body)
-        self._sum.add_keys(name, read_keys(self._read(frame, Kind.KEYS)))
+        self._sum.add_keys(name, *read_keys(self._read(frame, Kind.KEYS)))
         self._meters[name] = meter
         self._up[Kind.KEYS][name] = len(frame)
         return meter
 
     def silos_in(self, step: Type) -> list[str]:
         """Return the silos that take part in a step."""
-        if step is Type.SHARE:
-            return list(self._sum.keys)
-        return list(self._sum.dealt) if step is Type.MASK else list(self._sum.present)
+        parts: dict[Type, Iterable[str]] = {
+            Type.SHARE: self._sum.keys,
+            Type.MASK: self._sum.dealt,
+            Type.CONFIRM: self._sum.present,
+        }
+        return list(parts.get(step, self._sum.confirmed))
+
+    def allowed(self, names: Sequence[str]) -> list[str]:
+        """Return whose values may be added up, out of those that are there; nobody's: none may.
+
+        Silos refuse sums that are too much like earlier ones.
+        """
+        return allowed_silos(list(names), self._earlier, LEAST_SILOS) or []
+
+    def check_holders(self) -> None:
+        """Raise `SumError` where too few silos can help to unmask; see `ServerSum`."""
+        self._sum.check_holders()
 
     @property
     def revealed(self) -> list[str]:
@@ -84,16 +126,20 @@ class SummedCall:
 
     def request(self, step: Type, name: str) -> bytes:
         """Return the message of a step to a silo."""
-        holders = holders_of(name, self._sum.silos, self._about)
+        silos, seed = self._sum.silos, self._sum.seed
+        holders = holders_of(name, silos, seed)
         payload: Payload
         if step is Type.SHARE:
-            payload = all_keys_payload(name, self._sum.silos, self._sum.keys_for(name), self._about)
+            payload = all_keys_payload(name, silos, self._sum.keys_for(name), seed)
         elif step is Type.MASK:
             payload = shares_payload(self._sum.shares_for(name), holders)
+        elif step is Type.CONFIRM:
+            payload = states_payload(self._sum.states)
         else:
-            payload = request_payload(*self._sum.request_for(name), holders)
+            payload = tags_payload(self._sum.tags_for(name), holders)
         frame = encode(replace(self._answer, kind=STEPS[step]), payload, 0)
-        self._down[STEPS[step]][name] = len(frame)
+        sizes = self._down[STEPS[step]]
+        sizes[name] = sizes.get(name, 0) + len(frame)
         return frame
 
     def take(self, step: Type, name: str, frame: bytes | memoryview) -> None:
@@ -102,17 +148,21 @@ class SummedCall:
         Raises:
             ProtocolError: it is another one, or wrong.
         """
-        holders = holders_of(name, self._sum.silos, self._about)
-        kind = {Type.SHARE: Kind.SHARES, Type.UNMASK: Kind.MASKS}.get(step, self._answer.kind)
+        holders = holders_of(name, self._sum.silos, self._sum.seed)
+        kind = ANSWERS[step] or self._answer.kind
         payload = self._read(frame, kind)
         if step is Type.SHARE:
-            self._sum.add_shares(name, read_dealt(payload, holders))
+            with_keys = [holder for holder in holders if holder in self._sum.keys]
+            self._sum.add_shares(name, read_dealt(payload, with_keys))
         elif step is Type.MASK:
             self._sum.add_masked(name, read_masked(payload, self._layout.size))
+        elif step is Type.CONFIRM:
+            self._sum.add_confirmed(name, read_confirmed(payload, holders))
         else:
             revealed = read_revealed(payload, *self._sum.request_for(name), holders)
             self._sum.add_revealed(name, revealed)
-        self._up[kind][name] = len(frame)
+        sizes = self._up[kind]
+        sizes[name] = sizes.get(name, 0) + len(frame)
 
     def _read(self, frame: bytes | memoryview, kind: Kind) -> Payload:
         envelope, payload = decode(frame)
@@ -124,8 +174,15 @@ class SummedCall:
         return payload
 
     def result(self) -> dict[str, Shared]:
-        """Return the reduced reply; see `ServerSum.unmask`."""
-        return reply_of_total(self._sum.unmask(), self._layout)
+        """Return the reduced reply.
+
+        Raises:
+            SumError: see `ServerSum.unmask`.
+            ProtocolError: totals that as many silos cannot have.
+        """
+        total = self._sum.unmask()
+        check_bounds(total, self._layout, len(self._sum.present))
+        return reply_of_total(total, self._layout)
 
     def record(self, account: Account, positions: Mapping[str, int]) -> None:
         """Record all messages in the ledger; `positions`: of the silos in the federation."""

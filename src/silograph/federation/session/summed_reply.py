@@ -1,11 +1,12 @@
 """A silo's half of secure sums in a session: the reply is stored, masked and sent in steps.
 
 Once the op of a call has run, the silo answers with public keys in place of the reply. The server
-then asks for shares, masked values and what unmasks their sum, each once and in order. A call that
+then asks for shares, masked values, a confirmation of who is there and what unmasks their sum, each
+once and in order. A call that
 comes in between ends the sum, and the stored reply is never sent.
 """
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -15,20 +16,28 @@ from silograph.core.payload import Payload, Shared
 from silograph.federation.frame import Envelope
 from silograph.federation.program import digest_of_fields
 from silograph.federation.secure.protocol import Prover, SiloSum
+from silograph.federation.secure.revealed import RevealedSums
 from silograph.federation.secure.sums import SecureSums, layout_of_reply, vector_of
 from silograph.federation.secure.wire import (
+    confirmed_payload,
     dealt_payload,
     holders_of,
     keys_payload,
     masked_payload,
     read_all_keys,
-    read_request,
     read_shares,
+    read_states,
+    read_tags,
     revealed_payload,
 )
 from silograph.federation.session.message import Type
 
-STEPS = {Type.SHARE: Kind.SHARES, Type.MASK: None, Type.UNMASK: Kind.MASKS}
+STEPS = {
+    Type.SHARE: Kind.SHARES,
+    Type.MASK: None,
+    Type.CONFIRM: Kind.MASKS,
+    Type.UNMASK: Kind.MASKS,
+}
 
 
 def name_of_sum(envelope: Envelope) -> bytes:
@@ -36,16 +45,33 @@ def name_of_sum(envelope: Envelope) -> bytes:
     return f"{envelope.round} {envelope.step} {envelope.op}".encode()
 
 
+@dataclass(frozen=True, eq=False)
+class Summing:
+    """How a silo takes part in a sum.
+
+    Attributes:
+        name: of the silo.
+        run: names the run.
+        called: digest of the names of all silos that are called.
+        sums: what was agreed.
+        history: of the sums that the silo has helped to unmask in the run.
+    """
+
+    name: str
+    run: bytes
+    called: bytes
+    sums: SecureSums
+    history: RevealedSums
+
+
 class SummedReply:
     """One reply of a silo that is summed.
 
     Args:
-        name: of the silo.
+        summing: how the silo takes part.
         envelope: of the reply.
         reply: as the op has returned it, checked.
         by: field with the weights of a mean; "" of a sum.
-        sums: what was agreed.
-        run: names the run.
         inbox: what the silo was called with.
 
     Raises:
@@ -53,30 +79,33 @@ class SummedReply:
     """
 
     def __init__(
-        self,
-        name: str,
-        envelope: Envelope,
-        reply: Payload,
-        by: str,
-        sums: SecureSums,
-        run: bytes,
-        inbox: Payload,
+        self, summing: Summing, envelope: Envelope, reply: Payload, by: str, inbox: Payload
     ) -> None:
+        sums = summing.sums
         layout = layout_of_reply(reply, envelope.kind, by, sums.silos)
-        self._name, self._envelope = name, envelope
+        self._name, self._envelope = summing.name, envelope
         self._about = name_of_sum(envelope)
         self._values: np.ndarray = vector_of(reply, 0, layout)
         # Keys prove what was asked, too: a server that asks one silo for another encoding, or
         # gives it other weights, could tell its part of the sum from that of the others.
         shared = {n: field for n, field in inbox.items() if isinstance(field, Shared)}
         request = repr((layout, sums.silos)).encode() + digest_of_fields(shared)
-        prover = Prover(sums.secret, run + request, is_strict=sums.needs_proofs)
-        self._sum = SiloSum(name, self._about, sums.least, prover)
+        context = summing.run + summing.called + request
+        self._sum = SiloSum(
+            summing.name,
+            self._about,
+            sums.least,
+            Prover(sums.secret, context, is_strict=sums.needs_proofs),
+            called=summing.called,
+            history=summing.history,
+        )
+        self._silos: list[str] = []
         self._holders: list[str] = []
 
     def keys(self) -> tuple[Envelope, Payload]:
         """Return the answer to the call: public keys."""
-        return replace(self._envelope, kind=Kind.KEYS), keys_payload(self._sum.advertise())
+        keys = self._sum.advertise()
+        return replace(self._envelope, kind=Kind.KEYS), keys_payload(keys, self._sum.seed)
 
     def answer(self, kind: Type, envelope: Envelope, payload: Payload) -> tuple[Envelope, Payload]:
         """Take a step; return the answer.
@@ -91,12 +120,15 @@ class SummedReply:
             )
         answer = replace(self._envelope, kind=STEPS[kind] or self._envelope.kind)
         if kind is Type.SHARE:
-            silos, keys = read_all_keys(payload, self._name, self._about)
-            self._holders = holders_of(self._name, silos, self._about)
-            return answer, dealt_payload(self._sum.share(keys, silos))
+            self._silos, seed, keys = read_all_keys(payload, self._name)
+            self._holders = holders_of(self._name, self._silos, seed)
+            return answer, dealt_payload(self._sum.share(keys, self._silos, seed))
         if kind is Type.MASK:
             return answer, masked_payload(
                 self._sum.mask(self._values, read_shares(payload, self._holders))
             )
-        revealed = self._sum.reveal(*read_request(payload, self._holders))
+        if kind is Type.CONFIRM:
+            confirmed = self._sum.confirm(read_states(payload, self._silos))
+            return answer, confirmed_payload(confirmed, self._holders)
+        revealed = self._sum.reveal(read_tags(payload, self._holders))
         return answer, revealed_payload(revealed, self._holders)
