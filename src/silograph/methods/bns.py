@@ -25,17 +25,16 @@ from silograph.core.config import STRICT
 from silograph.core.kinds import Kind
 from silograph.core.payload import Ragged
 from silograph.evaluation.scoring import AllSilos
+from silograph.exchange.pass_state import PassState, reach_of
 from silograph.exchange.passes import (
     COTANGENTS,
     AtStage,
     Crossing,
     PassForm,
-    PassState,
     divisible,
     finish,
     gradients,
     inputs_at,
-    reach_of,
     with_product,
 )
 from silograph.exchange.pull import BoundaryRows, Fetch, Slots
@@ -146,8 +145,14 @@ def train_round(server: Server, state: ServerState) -> tuple[ServerState, RoundR
 def step(server: Server, weights: Mapping[str, Tensor]) -> tuple[Params, float | None]:
     """Draw slots, and return the gradients of the loss."""
     server.call(draw, Empty())
-    model = divisible(server.cfg.model)
-    return gradients(server.fed, model, weights, server.call_key, crossing=BY_ROWS)
+    return gradients(
+        server.fed,
+        divisible(server.cfg.model),
+        weights,
+        server.call_key,
+        crossing=BY_ROWS,
+        row_minimum=server.cfg.row_minimum,
+    )
 
 
 BNS = Method(
