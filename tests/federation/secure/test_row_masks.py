@@ -182,7 +182,7 @@ def test_slots_that_take_no_part_change_nothing() -> None:
 
 
 def test_what_a_silo_sends_is_uniform_and_never_the_same() -> None:
-    draws = []
+    draws: list[np.ndarray] = []
     for _ in range(40):
         started = agreed()
         for _ in range(2):

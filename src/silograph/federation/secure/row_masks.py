@@ -14,6 +14,8 @@ that is done again has other masks, and no key is written down. Masks and pads o
 key streams of ChaCha20, whose keys HKDF makes of the pair's secret and of
 
 - the number of the call in the pass, which the silo counts itself: no mask serves two calls;
+- what the server has sent to all silos alike in the pass, such as weights: if it gives one silo
+  other weights than the rest, its masks are others, too;
 - a digest of the nodes to whose rows it belongs. Silos know these by their edges, so two silos that
   the server tells different things have different masks, and nobody can read what they send.
 
@@ -33,8 +35,9 @@ from hashlib import blake2b
 import numpy as np
 import torch
 
-from silograph.core.payload import Field, Payload, Ragged
+from silograph.core.payload import Field, Payload, Ragged, Shared
 from silograph.federation.field_specs import FieldSpecs
+from silograph.federation.program import digest_of_fields
 from silograph.federation.secure.masks import KEY_BYTES, KeyPair, derive_key, expand_mask
 from silograph.federation.secure.protocol import Prover, PublicKeys
 from silograph.federation.secure.row_form import (
@@ -120,8 +123,15 @@ class RowMasks:
         self._slots = 0
         self._is_lost = np.zeros(0, bool)  # slots whose sum cannot be taken
         self._contributors = np.zeros(0, np.int64)  # number of each boundary row's
+        self._sent_to_all = b""  # digest of what the server has sent to all silos in the pass
         self._calls = 0
+        self._context = b""  # the number of the last call, and the digest at that time
         self._is_summed = True  # whether the sum of the last call has come
+
+    def note(self, fields: Payload) -> None:
+        """Take note of fields that the server has sent to all silos alike, in order."""
+        text = self._sent_to_all + digest_of_fields(fields)
+        self._sent_to_all = blake2b(text, digest_size=32).digest()
 
     def offer(self) -> bytes:
         """Return the public key with its proof."""
@@ -200,6 +210,7 @@ class RowMasks:
         if self._partners is None or not self._is_summed:
             raise SumError("expected keys and the sum of the call before, before more is masked")
         self._calls, self._is_summed = self._calls + 1, False
+        self._context = f"{self._calls}".encode() + self._sent_to_all
         place = _places(self._slots, slots, len(rows))
         total, width = rows.astype(np.int64).view(np.uint64), rows.shape[1]
         add = partial(self._add_stream, total, place, width)
@@ -267,7 +278,7 @@ class RowMasks:
         """
         if not len(rows.places):
             return
-        about = b"\0".join((b"rows", purpose, str(self._calls).encode(), rows.digest))
+        about = b"\0".join((b"rows", purpose, self._context, rows.digest))
         stream = expand_mask(derive_key(secret, about), len(rows.places) * width)
         stream = stream.reshape(-1, width)
         at = place[rows.places]
@@ -319,6 +330,8 @@ class RowMasking:
     def read(self, specs: FieldSpecs, inbox: Payload) -> Payload:
         """Return what an op gets of an inbox; take the keys that came, or remove pads of sums."""
         read = dict(inbox)
+        if self._masks is not None:
+            self._masks.note({n: f for n, f in inbox.items() if isinstance(f, Shared)})
         for name, spec in specs.items():
             if spec.masking == "keys":
                 self._pass().agree(_agreement_in(inbox), self._rows_of_pass())
