@@ -327,9 +327,9 @@ class RowMasking:
         self._masks: RowMasks | None = None  # of the pass
         self._slots: np.ndarray | None = None  # own slots that take part in it; None: all
 
-    def read(self, specs: FieldSpecs, inbox: Payload) -> Payload:
+    def unmask_inbox(self, specs: FieldSpecs, inbox: Payload) -> Payload:
         """Return what an op gets of an inbox; take the keys that came, or remove pads of sums."""
-        read = dict(inbox)
+        unmasked = dict(inbox)
         if self._masks is not None:
             self._masks.note({n: f for n, f in inbox.items() if isinstance(f, Shared)})
         for name, spec in specs.items():
@@ -338,10 +338,10 @@ class RowMasking:
             elif spec.masking == "sum":
                 row = inbox.get("row")
                 rows = None if row is None else _numbers(row)
-                read[name] = _with(inbox[name], self._pass().unmask(_numbers(inbox[name]), rows))
-        return read
+                unmasked[name] = _with(inbox[name], self._pass().unmask(_numbers(inbox[name]), rows))
+        return unmasked
 
-    def fill(self, specs: FieldSpecs, reply: Payload, number: int) -> Payload:
+    def mask_reply(self, specs: FieldSpecs, reply: Payload, number: int) -> Payload:
         """Return what leaves of a reply: an offer of new keys, or masked rows.
 
         Args:
@@ -349,19 +349,19 @@ class RowMasking:
             reply: as the op has returned it.
             number: of the round.
         """
-        filled = dict(reply)
+        masked = dict(reply)
         for name, spec in specs.items():
             if spec.masking == "key":
                 self._masks = RowMasks(self._name, f"rows {number}".encode(), self._prover)
                 self._slots = _slots_in(reply)
                 offer = np.frombuffer(self._masks.offer(), np.uint8)
-                filled[name] = _with(reply[name], offer[None].copy())
+                masked[name] = _with(reply[name], offer[None].copy())
             elif spec.masking == "part":
                 places = _slots_in(reply)
                 if places is not None and self._slots is not None:
                     places = np.searchsorted(self._slots, places)
-                filled[name] = _with(reply[name], self._pass().mask(_numbers(reply[name]), places))
-        return filled
+                masked[name] = _with(reply[name], self._pass().mask(_numbers(reply[name]), places))
+        return masked
 
     def _pass(self) -> RowMasks:
         if self._masks is None:

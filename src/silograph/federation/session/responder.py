@@ -476,7 +476,7 @@ class Responder:
         self._summed = None  # a sum that was not finished stays masked
         block = prepared.block if prepared.block_in is None else prepared.block_in(self._state)
         if self._row_masking is not None:
-            inbox = self._row_masking.read(agreed_call.inbox_specs, inbox)
+            inbox = self._row_masking.unmask_inbox(agreed_call.inbox_specs, inbox)
         with metered(1) as meter:
             new, reply = run_op(
                 agreed_call.op,
@@ -491,7 +491,7 @@ class Responder:
             )
         agreed_call.check_reply(inbox, reply, prepared.extent, own=True)
         if self._row_masking is not None:
-            reply = self._row_masking.fill(agreed_call.reply_specs, reply, self._round)
+            reply = self._row_masking.mask_reply(agreed_call.reply_specs, reply, self._round)
         answer = replace(envelope, kind=agreed_call.reply_kind)
         sent_envelope, sent = answer, reply
         if call.by is not None:
