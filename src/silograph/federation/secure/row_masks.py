@@ -338,7 +338,8 @@ class RowMasking:
             elif spec.masking == "sum":
                 row = inbox.get("row")
                 rows = None if row is None else _numbers(row)
-                unmasked[name] = _with(inbox[name], self._pass().unmask(_numbers(inbox[name]), rows))
+                sums = self._pass().unmask(_numbers(inbox[name]), rows)
+                unmasked[name] = _with(inbox[name], sums)
         return unmasked
 
     def mask_reply(self, specs: FieldSpecs, reply: Payload, number: int) -> Payload:
