@@ -48,7 +48,7 @@ from silograph.core.payload import (
 )
 from silograph.core.setting_values import NO_MINIMUM, RowMinimum
 from silograph.core.work import report_rows
-from silograph.exchange.masked_sums import KEY_EXCHANGE
+from silograph.exchange.masked_sums import KEY_EXCHANGE, KeyExchange
 from silograph.exchange.pass_state import InPass, PassState, reach_of
 from silograph.exchange.rows import Relayed, SumRelay
 from silograph.federation.base import Federation, Sum
@@ -623,10 +623,12 @@ class Crossing:
     Attributes:
         forward: completes the sums of a stage; its ops get `AtStage` besides rows.
         backward: the same for the gradients.
+        keys: keys for masks, where rows that cross are masked.
     """
 
     forward: Exchange
     backward: Exchange
+    keys: KeyExchange = KEY_EXCHANGE
 
 
 SUMS, COTANGENTS = (
@@ -653,7 +655,7 @@ def pass_calls(crossing: Crossing = BY_SUMS) -> tuple[Part, ...]:
         for_each(at_sums, crossing.forward),
         for_each(back_at_sums, crossing.backward),
     )
-    keys = when(masks_rows, KEY_EXCHANGE)
+    keys = when(masks_rows, crossing.keys)
     return keys, begin, forward, compute_loss, backward, send_gradients
 
 
@@ -662,10 +664,10 @@ def masks_rows(form: PassForm) -> bool:
     return form.row_minimum.masked
 
 
-def exchange_keys(fed: Federation, context: CallContext) -> None:
+def exchange_keys(fed: Federation, context: CallContext, keys: KeyExchange = KEY_EXCHANGE) -> None:
     """Let silos agree on keys for a pass whose partial sums are masked."""
     if masks_rows(context.cfg):
-        KEY_EXCHANGE.carry(fed, Empty(), context)
+        keys.carry(fed, Empty(), context)
 
 
 def cross(
@@ -759,7 +761,7 @@ def forward(
         `part` and `all`, the number of training rows that take part and of all.
     """
     context = CallContext(PassForm(model, train=True, row_minimum=row_minimum), key)
-    exchange_keys(fed, context)
+    exchange_keys(fed, context, crossing.keys)
     counts = context.call(fed, begin, StartOfPass(weights, torch.tensor(True)), Sum())
     for stage in at_sums(context):
         cross(fed, crossing.forward, stage, relayed)

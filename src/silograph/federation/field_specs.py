@@ -24,6 +24,8 @@ TABLE = "table"  # rows of the tables of a client with ratings
 ONE = "one"  # a single row of each client
 TRAIN, VAL, TEST = "train", "val", "test"  # nodes of a client by their use
 ROWS, EDGES = "rows", "edges"  # of a client's graph, halo included: what its work is bounded by
+Masking = Literal["", "key", "keys", "part", "sum", "sealed", "opened", "own", "halo"]
+WORDS = {torch.float32: torch.int32, torch.float64: torch.int64}
 MOST_EDGES = 2**40
 MOST_NODES = 2**31 - 1  # of a client: counts of predictions are int32
 
@@ -51,6 +53,9 @@ class FieldSpec:
         masking: what a silo does with the field where it masks rows that are summed
             (`silograph.federation.secure.row_masks`): it fills in its public `key`, reads the
             `keys` of all, masks its `part` of sums, or removes the rest of the masks from a `sum`.
+            Of rows that are not summed it seals the key (`sealed`), opens those of others
+            (`opened`), encrypts the `own` rows and decrypts those of its `halo`: these two are
+            integers with the bits of values of the dtype.
     """
 
     form: type[Shared] | type[Stacked] | type[Ragged]
@@ -64,7 +69,7 @@ class FieldSpec:
     ascending: bool = False
     optional: bool = False
     among: str = ""
-    masking: Literal["", "key", "keys", "part", "sum"] = ""
+    masking: Masking = ""
 
 
 FieldSpecs = Mapping[str, FieldSpec]
@@ -184,6 +189,8 @@ def _shape_problem(
         return f"a {spec.form.__name__} field, got {type(value).__name__}"
     t = value.t
     dtype = extent.dtype if spec.dtype is None else spec.dtype
+    if spec.masking in ("own", "halo"):
+        dtype = WORDS[dtype]
     clients = (extent.clients,) if isinstance(value, Stacked) else ()
     if t.dtype == dtype and t.shape == clients + spec.shape and not isinstance(value, Ragged):
         return None  # as nearly always: a message has up to twenty fields

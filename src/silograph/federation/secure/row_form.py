@@ -20,6 +20,7 @@ from torch import Tensor
 
 from silograph.core.errors import ProtocolError, mistake
 from silograph.core.payload import owners
+from silograph.federation.field_specs import WORDS
 from silograph.federation.secure.fixed_point import FixedPoint, decode, encode
 from silograph.graph.block.block import Route
 from silograph.graph.silos.data import Silo
@@ -29,6 +30,7 @@ MOST_PART = 2.0**53
 ROWS = FixedPoint(bits=37, bound=2.0**16)
 GRADIENTS = FixedPoint(bits=45, bound=2.0**8)
 OFFER_BYTES = 32 + 32  # of a public key, and its proof
+SEALED_KEY_BYTES = 32 + 8 + 16  # of the key of a silo's rows, how many there are, and the seal
 
 
 def encode_rows(rows: Tensor, form: FixedPoint) -> Tensor:
@@ -45,6 +47,23 @@ def decode_rows(total: Tensor, form: FixedPoint, like: Tensor) -> Tensor:
     """Return sums (k, D) int64 as values of the dtype of `like`."""
     values = decode(total.cpu().numpy().view(np.uint64), form)
     return torch.from_numpy(values).to(like.device, like.dtype)
+
+
+def as_words(rows: Tensor) -> Tensor:
+    """Return floating point rows (k, D) as integers of the same bits."""
+    return rows.detach().contiguous().view(WORDS[rows.dtype])
+
+
+def from_words(words: Tensor, like: Tensor) -> Tensor:
+    """Return rows (k, D) from integers of the same bits; `like`: rows of their dtype.
+
+    Raises:
+        ProtocolError: values that are not finite, as of rows that were changed on their way.
+    """
+    rows = words.contiguous().view(like.dtype)
+    if not bool(rows.isfinite().all()):
+        raise ProtocolError("expected finite numbers in rows of other silos, got NaN or infinity")
+    return rows
 
 
 def bytes_of_sets(clients: int) -> int:

@@ -23,6 +23,10 @@ A silo knows by its edges who owns the rows of its slots, and which silos can co
 rows. Who else contributes to the row of a slot, it hears from the server. If the server lies, sums
 are noise, which receivers notice; nobody learns a part by it.
 
+Rows that are not summed are encrypted: the owner draws a key for a pass, seals it for the silos
+that have edges to its rows, and adds (XOR) a key stream. So one message serves all receivers. They
+have the key for all rows of the owner; what they do not ask for, the server does not send them.
+
 s: own halo slots that take part. B: own boundary rows. C: clients. D: width of a row.
 """
 
@@ -38,11 +42,19 @@ import torch
 from silograph.core.payload import Field, Payload, Ragged, Shared
 from silograph.federation.field_specs import FieldSpecs
 from silograph.federation.program import digest_of_fields
-from silograph.federation.secure.masks import KEY_BYTES, KeyPair, derive_key, expand_mask
+from silograph.federation.secure.masks import (
+    KEY_BYTES,
+    KeyPair,
+    derive_key,
+    expand_mask,
+    seal,
+    unseal,
+)
 from silograph.federation.secure.protocol import Prover, PublicKeys
 from silograph.federation.secure.row_form import (
     MOST_PART,
     OFFER_BYTES,
+    SEALED_KEY_BYTES,
     RowNames,
     bytes_of_sets,
 )
@@ -76,6 +88,7 @@ class Partner:
     """What a silo shares with another one in a pass.
 
     Attributes:
+        position: of the other one among all silos.
         secret: of the pair.
         is_first: whether the silo adds the masks of the pair; the other one subtracts them.
         both: own slots to whose rows both contribute.
@@ -83,6 +96,7 @@ class Partner:
         receives: own boundary rows to which the other one contributes.
     """
 
+    position: int
     secret: bytes
     is_first: bool
     both: RowList
@@ -127,6 +141,10 @@ class RowMasks:
         self._calls = 0
         self._context = b""  # the number of the last call, and the digest at that time
         self._is_summed = True  # whether the sum of the last call has come
+        self._row_key = os.urandom(KEY_BYTES)  # of own rows that are not summed
+        self._keys_of_owners: dict[int, bytes] = {}  # of others' rows, by position
+        self._place = np.zeros(0, np.int64)  # of the rows of slots at their owners
+        self._sent_rows = self._received_rows = 0  # calls with such rows
 
     def note(self, fields: Payload) -> None:
         """Take note of fields that the server has sent to all silos alike, in order."""
@@ -164,6 +182,7 @@ class RowMasks:
         self._is_lost = (by_slot & ~present).any(1) | ~present[owner]
         self._partners = [
             self._partner(
+                c,
                 offers[c, :KEY_BYTES].tobytes(),
                 RowList.of(by_slot[:, c], rows.slot),
                 RowList.of(owner == c, rows.slot),
@@ -190,12 +209,14 @@ class RowMasks:
                 )
         return silos.index(self._name)
 
-    def _partner(self, public: bytes, both: RowList, sends: RowList, receives: RowList) -> Partner:
+    def _partner(
+        self, position: int, public: bytes, both: RowList, sends: RowList, receives: RowList
+    ) -> Partner:
         try:
             secret = self._keys.agree(public)
         except ValueError as error:
             raise SumError("expected a public key of each silo, got one that is none") from error
-        return Partner(secret, self._keys.public < public, both, sends, receives)
+        return Partner(position, secret, self._keys.public < public, both, sends, receives)
 
     def mask(self, rows: np.ndarray, slots: np.ndarray | None) -> np.ndarray:
         """Return this silo's parts of the sums of the next call, masked, (k, D) int64.
@@ -254,6 +275,90 @@ class RowMasks:
             raise SumError("expected sums of masked rows without masks, got some that have them")
         return signed
 
+    def seal_row_key(self, recipients: np.ndarray) -> np.ndarray:
+        """Return the key of the own rows, sealed for silos that have edges to them.
+
+        Args:
+            recipients: (m,) positions of these.
+
+        Returns:
+            (m, 56) uint8.
+
+        Raises:
+            SumError: a silo that does not ask for rows of this one in the pass.
+        """
+        partners = {p.position: p for p in self._agreed() if len(p.receives.places)}
+        if not set(recipients.tolist()) <= partners.keys():
+            raise SumError("expected silos with edges to this one's rows, got others")
+        text = self._row_key + len(self._contributors).to_bytes(8)
+        sealed = np.zeros((len(recipients), SEALED_KEY_BYTES), np.uint8)
+        for row, position in enumerate(recipients.tolist()):
+            partner = partners[position]
+            key = derive_key(partner.secret, _direction(partner, is_own=True))
+            sealed[row] = np.frombuffer(seal(key, text, b"row key"), np.uint8)
+        return sealed
+
+    def open_row_keys(self, owner: np.ndarray, sealed: np.ndarray, place: np.ndarray) -> None:
+        """Take the keys that the owners of own slots have sealed.
+
+        Args:
+            owner: (m,) positions of the owners.
+            sealed: (m, 56) what they have sealed.
+            place: (s,) where the rows of own slots that take part stand among their owners'.
+
+        Raises:
+            SumError: an owner that has sealed something else or nothing, or has no such rows.
+        """
+        sealed_by = dict(zip(owner.tolist(), sealed, strict=True))
+        for partner in self._agreed():
+            at = partner.sends.places
+            if not len(at):
+                continue
+            key = derive_key(partner.secret, _direction(partner, is_own=False))
+            try:
+                text = unseal(key, sealed_by[partner.position].tobytes(), b"row key")
+            except (KeyError, ValueError):
+                raise SumError(
+                    "expected keys that owners of rows have sealed, got others"
+                ) from None
+            if len(place) != self._slots or int(place[at].max()) >= int.from_bytes(
+                text[KEY_BYTES:]
+            ):
+                raise SumError("expected places among their owners' rows, got others")
+            self._keys_of_owners[partner.position] = text[:KEY_BYTES]
+        self._place = place
+
+    def encrypt_rows(self, words: np.ndarray, rows: np.ndarray | None) -> np.ndarray:
+        """Return own rows (k, D) of the next call encrypted; `rows`: places (k,), None for all."""
+        self._agreed()
+        self._sent_rows += 1
+        place = np.arange(len(words)) if rows is None else rows
+        encrypted: np.ndarray = words ^ _row_stream(self._row_key, self._sent_rows, place, words)
+        return encrypted
+
+    def decrypt_rows(self, words: np.ndarray) -> np.ndarray:
+        """Return the rows (s, D) of own slots that take part.
+
+        Raises:
+            SumError: rows of other slots, or before keys.
+        """
+        self._received_rows += 1
+        if len(words) != len(self._place) or len(words) != self._slots:
+            raise SumError(f"expected rows of {self._slots} slots after their keys, got others")
+        decrypted = words.copy()
+        for partner in self._agreed():
+            at = partner.sends.places
+            if len(at):
+                key = self._keys_of_owners[partner.position]
+                decrypted[at] ^= _row_stream(key, self._received_rows, self._place[at], words)
+        return decrypted
+
+    def _agreed(self) -> list[Partner]:
+        """Return the other silos; raise `SumError` before keys were agreed on."""
+        if self._partners is None:
+            raise SumError("expected keys of all silos before rows, got none")
+        return self._partners
+
     def _add_stream(
         self,
         total: np.ndarray,
@@ -286,6 +391,22 @@ class RowMasks:
             total[at[at >= 0]] -= stream[at >= 0]
         else:
             total[at[at >= 0]] += stream[at >= 0]
+
+
+def _direction(partner: Partner, *, is_own: bool) -> bytes:
+    """Return for what a pair uses a key: from which of the two silos something comes."""
+    return b"row key of the first" if partner.is_first is is_own else b"row key of the second"
+
+
+def _row_stream(key: bytes, call: int, place: np.ndarray, words: np.ndarray) -> np.ndarray:
+    """Return the key stream of an owner's rows at some places (k,), of the form of words (_, D)."""
+    width, rows = words.shape[1], int(place.max(initial=-1)) + 1
+    # Of a row that nobody has asked for the stream is made, too: ChaCha20 makes 1 GB in a second.
+    seed = derive_key(key, b"rows of call " + str(call).encode())
+    octets = expand_mask(seed, -(-rows * width * words.itemsize // 8)).view(np.uint8)
+    stream = octets[: rows * width * words.itemsize].view(words.dtype).reshape(rows, width)
+    chosen: np.ndarray = stream[place]
+    return chosen
 
 
 def _members(sets: np.ndarray, count: int, silos: int) -> np.ndarray:
@@ -340,14 +461,21 @@ class RowMasking:
                 rows = None if row is None else _numbers(row)
                 sums = self._pass().unmask(_numbers(inbox[name]), rows)
                 unmasked[name] = _with(inbox[name], sums)
+            elif spec.masking == "opened":
+                owner, place = _numbers(inbox["owner"]), _numbers(inbox["place"])
+                self._pass().open_row_keys(owner, _numbers(inbox[name]), place)
+            elif spec.masking == "halo":
+                rows = self._pass().decrypt_rows(_numbers(inbox[name]))
+                unmasked[name] = _with(inbox[name], rows)
         return unmasked
 
-    def mask_reply(self, specs: FieldSpecs, reply: Payload, number: int) -> Payload:
+    def mask_reply(self, specs: FieldSpecs, reply: Payload, inbox: Payload, number: int) -> Payload:
         """Return what leaves of a reply: an offer of new keys, or masked rows.
 
         Args:
             specs: of the reply.
             reply: as the op has returned it.
+            inbox: of the call.
             number: of the round.
         """
         masked = dict(reply)
@@ -362,6 +490,14 @@ class RowMasking:
                 if places is not None and self._slots is not None:
                     places = np.searchsorted(self._slots, places)
                 masked[name] = _with(reply[name], self._pass().mask(_numbers(reply[name]), places))
+            elif spec.masking == "sealed":
+                sealed = self._pass().seal_row_key(_numbers(inbox["recipient"]))
+                masked[name] = _with(reply[name], sealed)
+            elif spec.masking == "own":
+                row = inbox.get("row")
+                place = None if row is None else _numbers(row)
+                own = self._pass().encrypt_rows(_numbers(reply[name]), place)
+                masked[name] = _with(reply[name], own)
         return masked
 
     def _pass(self) -> RowMasks:

@@ -491,7 +491,7 @@ class Responder:
             )
         agreed_call.check_reply(inbox, reply, prepared.extent, own=True)
         if self._row_masking is not None:
-            reply = self._row_masking.mask_reply(agreed_call.reply_specs, reply, self._round)
+            reply = self._row_masking.mask_reply(agreed_call.reply_specs, reply, inbox, self._round)
         answer = replace(envelope, kind=agreed_call.reply_kind)
         sent_envelope, sent = answer, reply
         if call.by is not None:
