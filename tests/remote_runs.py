@@ -17,6 +17,7 @@ from silograph.experiment.run.run import first_snapshot, train
 from silograph.experiment.run.setup import Setup, prepare
 from silograph.federation.base import Op
 from silograph.federation.ledger import Record
+from silograph.federation.secure.sums import SecureSums
 from silograph.federation.session.engine import Session
 from silograph.federation.session.message import own_ops
 from silograph.graph.graph import Graph
@@ -30,14 +31,19 @@ def setup_of(graph: Graph, method: Method, **options: Any) -> Setup:
     return prepare(asked, graph, choose(asked, method))
 
 
-def remote(setup: Setup, *ops: Op, least: int | None = None) -> tuple[Setup, dict[str, DirectLink]]:
+def remote(
+    setup: Setup, *ops: Op, least: int | None = None, **session_options: Any
+) -> tuple[Setup, dict[str, DirectLink]]:
     """Return the run over a session, with some ops beside silograph's own, and its links."""
     dtype: torch.dtype = DTYPES[setup.config.dtype]
     _, whole, route = clients_of(setup.config, setup.parts, setup.cut.graph, dtype)
     cfg = setup.method_config
     program = program_of(setup.config, setup.schema, setup.method, cfg)
     known = {**own_ops(), **table(*ops)}
-    fed, links = session(whole, route, cfg, known, program=program, least=least)
+    sums = SecureSums(whole.num_clients, 2) if setup.config.secure_aggregation else None
+    fed, links = session(
+        whole, route, cfg, known, program=program, least=least, secure=sums, **session_options
+    )
     return with_engine(setup, fed), links
 
 

@@ -12,13 +12,14 @@ import torch
 
 from silograph.core.key import Key
 from silograph.core.kinds import Kind
-from silograph.core.payload import Payload, State
+from silograph.core.payload import Payload, State, owners
 from silograph.core.work import Meter
 from silograph.deploy.silo import nodes_of
 from silograph.federation.base import Op
 from silograph.federation.field_specs import Extent, extent_of
 from silograph.federation.matching import Disagreement, Hello
 from silograph.federation.program import Call, Course, Program, Steps
+from silograph.federation.secure.row_form import RowNames
 from silograph.federation.secure.sums import SecureSums
 from silograph.federation.session import engine
 from silograph.federation.session.audit import RunAudit
@@ -127,10 +128,13 @@ def worker_of(
     *,
     rows: bool = True,
     secure: SecureSums | None = None,
+    masked_rows: RowNames | None = None,
 ) -> Responder:
     """Return a silo's worker; without a program it does whatever it is asked."""
     device, course = torch.device("cpu"), course_of(program)
-    prepared = Prepared(cfg, block, device, course, sends_rows=rows, secure=secure)
+    prepared = Prepared(
+        cfg, block, device, course, sends_rows=rows, secure=secure, rows=masked_rows
+    )
     store = StateStore() if store is None else store
     name = None if secure is None else block.ids[0]
     return Responder(TOKEN, ops, BlockHolder(prepared), store, name=name)
@@ -153,8 +157,17 @@ def session(
     """Return a session of workers, one for each client of the block, and their links."""
     own_blocks = [block.take(torch.tensor([c])) for c in range(block.num_clients)]
     links = {
-        name: DirectLink(worker_of(own, cfg, ops, program=program, secure=secure))
-        for name, own in zip(block.ids, own_blocks, strict=True)
+        name: DirectLink(
+            worker_of(
+                own,
+                cfg,
+                ops,
+                program=program,
+                secure=secure,
+                masked_rows=None if secure is None else row_names(block, route, c),
+            )
+        )
+        for c, (name, own) in enumerate(zip(block.ids, own_blocks, strict=True))
     }
     peers = {name: Peer(name, link, TOKEN) for name, link in links.items()}
     for peer in peers.values():
@@ -179,6 +192,21 @@ def session(
         nodes=reported,
     )
     return fed, links
+
+
+def row_names(block: ClientBlock, route: Route, client: int) -> RowNames:
+    """Return what a client of a block knows of the rows that it exchanges."""
+    first, last = route.boundary_off[client : client + 2].tolist()
+    owner = torch.searchsorted(route.boundary_off, route.target, right=True) - 1
+    holder = owners(route.slot_off)
+    links = zip(route.target.tolist(), holder.tolist(), strict=True)
+    own_slots = slice(*route.slot_off[client : client + 2].tolist())
+    return RowNames(
+        route.target[own_slots].numpy(),
+        tuple(block.ids[c] for c in owner[own_slots].tolist()),
+        torch.arange(first, last).numpy(),
+        tuple((row - first, block.ids[c]) for row, c in links if first <= row < last),
+    )
 
 
 @contextmanager

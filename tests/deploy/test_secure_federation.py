@@ -35,20 +35,19 @@ def without_flops(row: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    "more",
+    "options",
     [
-        {"method": "fedavg"},
-        {"method": "scaffold"},
+        *({"method": name} for name in ("fedavg", "scaffold", "fedais", "fedgraph", "bns")),
         {"method": "label_guided"},
-        {"method": "fedgraph"},
         {"method": "fedavg", "normalize": "standard", "class_weight": "balanced"},
+        {"method": "label_guided", "min_silos_per_row": 2, "min_nodes_per_row": 2},
     ],
-    ids=lambda more: " ".join(map(str, more.values())),
+    ids=lambda options: "-".join(map(str, options.values())),
 )
 def test_silos_have_the_bits_of_a_simulation(
-    more: dict[str, Any], make_graph: MakeGraph, tmp_path: Path
+    options: dict[str, Any], make_graph: MakeGraph, tmp_path: Path
 ) -> None:
-    graph, options = make_graph(60), BASE | more
+    graph, options = make_graph(60), BASE | options
     config = config_of(3, **options)
     silos = folders(graph, config, tmp_path / "silos")
     theirs = federate(silos, config, PLAIN)

@@ -331,16 +331,34 @@ class RowMinimum:
 
     Attributes:
         nodes: own nodes that a silo's row sums over, which that silo enforces.
-        silos: silos whose rows a sum adds up, which the server enforces; a silo cannot check it.
+        silos: silos whose rows a sum adds up. The server enforces it, and a silo cannot check it;
+            of masked rows each silo enforces it.
+        masked: whether silos mask what they send for a sum, so that the server cannot read it
+            (`silograph.exchange.masked_sums`).
     """
 
     nodes: int = 1
     silos: int = 1
+    masked: bool = False
 
     @property
     def limits(self) -> bool:
         """Whether rows can be left out."""
         return self.nodes > 1 or self.silos > 1
+
+    @property
+    def names_slots(self) -> bool:
+        """Whether silos say which rows they send, because they leave some out.
+
+        Of masked rows these are the ones with too few silos, which all contributors know. In place
+        of those with too few nodes they send zeros.
+        """
+        return (self.silos if self.masked else self.nodes) > 1
+
+    @property
+    def counts_left_out(self) -> bool:
+        """Whether silos say how many rows they leave out, or replace by zeros."""
+        return self.nodes > 1 or self.names_slots
 
 
 NO_MINIMUM = RowMinimum()

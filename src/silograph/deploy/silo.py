@@ -64,6 +64,7 @@ from silograph.federation.program import (
     received_sizes,
     sent_sizes,
 )
+from silograph.federation.secure.row_form import names_of_rows
 from silograph.federation.secure.sums import LEAST_SILOS, SecureSums
 from silograph.federation.session.audit import Audit, RunAudit, digest_of, open_audit
 from silograph.federation.session.events import Event, EventCallback, What, log_event
@@ -386,6 +387,7 @@ class OwnData:
             resolved_config.method in needs,
             method.own_weights is not None,
             secure,
+            None if secure is None else names_of_rows(silo),
             BlockInState(block, silo, self.report_line) if specs else None,
         )
 

@@ -42,9 +42,9 @@ from silograph.evaluation.evaluate import (
     tally_specs,
 )
 from silograph.evaluation.views import FETCHED, HALO, OWN, SILOS
+from silograph.exchange.pass_state import PassState
 from silograph.exchange.passes import (
     AtStage,
-    PassState,
     StartOfPass,
     TrainingRows,
     at_sums,
@@ -210,11 +210,13 @@ class HaloFrom:
         by: `rows` by `pull`, so that clients may hold copies of a node; or `sums`, from layer 1 on.
             Where clients keep features of their halo (`exchange.pull`), they then see these in
             layer 0, too.
+        row_minimum: how many nodes and silos must contribute to sums, and whether these are masked.
     """
 
     layer: Literal[0, 1]
     view: Literal["server", "personalized"] = "server"
     by: Literal["rows", "sums"] = "rows"
+    row_minimum: RowMinimum = NO_MINIMUM
     crosses = True
 
     @property
@@ -233,7 +235,8 @@ class HaloFrom:
         """Score with rows or sums of all halo slots."""
         staged = divisible(model)
         if self.by == "sums":
-            predict_together(fed, staged, tensors_under("weights", inbox), key, finish_alone)
+            weights = tensors_under("weights", inbox)
+            predict_together(fed, staged, weights, key, finish_alone, self.row_minimum)
             return call_for_counts(fed, judge_left, {}, key, rules)
         context = prediction(staged, key)
         start = StartOfPass(tensors_under("weights", inbox), torch.tensor(False))
@@ -253,7 +256,7 @@ class HaloFrom:
         staged = divisible(model)
         scoring = scoring_steps(judge_left, {}, model, key, rules)
         if self.by == "sums":
-            return predict_steps(staged, key, finish_alone), scoring
+            return predict_steps(staged, key, finish_alone, self.row_minimum), scoring
         context = prediction(staged, key)
         rows = tuple(BOUNDARY_ROWS.steps(stage) for stage in at_sums(context)[self.layer :])
         return context.declare(self._begin), rows, scoring

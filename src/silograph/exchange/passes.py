@@ -2,6 +2,7 @@
 
 First the messages, then the ops of the clients, then the server's part:
 
+    offer_keys, agree_on_keys keys for masks, where partial sums are masked (`masked_sums`)
     begin                     weights come, stages without a sum are done
     send_partial_sums ->      for every stage with a sum, forward: partial sums cross (`SumRelay`),
       -> add_remote_sums      the stage is finished, and those without a sum that follow
@@ -12,7 +13,8 @@ First the messages, then the ops of the clients, then the server's part:
 
 Every client sends sums over its own rows, which it has scaled and, in most layers, multiplied by
 weights; no edge or label leaves. A sum may rest on one row, unless `min_nodes_per_row` asks for
-more. What a sum reveals is in docs/explanation/privacy.md.
+more. What a sum reveals is in docs/explanation/privacy.md. With secure aggregation partial sums
+are fixed-point numbers, which silos of a session mask.
 
 Zhang, Luo, Feng, Liu, Zhou and Zheng, "Tackling the local bias in federated graph learning", 2021,
 eq. 2 and 4. What we changed: the square roots of the degrees are inverse, as the normalized
@@ -24,10 +26,10 @@ stage, and of its sum.
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from types import MappingProxyType
-from typing import Annotated, ClassVar, TypeVar
+from typing import Annotated
 
 import torch
 from torch import Tensor
@@ -46,6 +48,8 @@ from silograph.core.payload import (
 )
 from silograph.core.setting_values import NO_MINIMUM, RowMinimum
 from silograph.core.work import report_rows
+from silograph.exchange.masked_sums import KEY_EXCHANGE, KeyExchange
+from silograph.exchange.pass_state import InPass, PassState, reach_of
 from silograph.exchange.rows import Relayed, SumRelay
 from silograph.federation.base import Federation, Sum
 from silograph.federation.field_specs import (
@@ -67,11 +71,14 @@ from silograph.federation.ops import (
     Part,
     for_each,
     op,
+    when,
 )
 from silograph.federation.program import Steps
+from silograph.federation.secure.fixed_point import FixedPoint
+from silograph.federation.secure.row_form import GRADIENTS, ROWS, decode_rows, encode_rows
 from silograph.graph.block.block import ClientBlock, SparseRows
 from silograph.nn.conv import Params
-from silograph.nn.fit import LOSS_FLOPS, check_like, check_places, check_weights
+from silograph.nn.fit import LOSS_FLOPS, check_like, check_weights
 from silograph.nn.forward import AnyModel, Staged
 from silograph.nn.model import (
     Gradients,
@@ -87,13 +94,10 @@ from silograph.nn.model import (
 )
 from silograph.nn.reach import (
     Reach,
-    boundary_reach,
     count_contributors,
-    full_reach,
     messages_back,
     messages_out,
     outward,
-    partial_reach,
     placed,
     slots_in_client,
     summed,
@@ -102,59 +106,6 @@ from silograph.nn.reach import (
 )
 from silograph.nn.segment import segment_sum
 from silograph.task.registry import task_of
-
-# --- State of a client while a pass is under way -------------------------------------------------
-
-
-@dataclass(frozen=True)
-class PassState:
-    """The state of a client in a pass, and before it the rows that take part.
-
-    A method that runs on some rows names them before the pass begins (see
-    `silograph.nn.reach.partial_reach`), or, where all rows take part, the weights of messages to
-    and from other silos (see `boundary_reach`). It leaves these out if all rows count alike.
-
-    Attributes:
-        rows: (r,) int64 that take part, as each client counts, ascending.
-        own: (r, 1) weights of their messages to themselves.
-        cross: (r, 1) of those to other silos.
-        inner: (e,) of those along edges inside a client.
-        heard: (S,) whether a halo slot's row takes part.
-        loss: (r,) weights of their losses.
-        slot: (S,) weights of messages to and from halo slots.
-        train: (C,) bool, whether entries are dropped.
-        weights: (C, ...) views of one tensor, by name.
-        x: (r, I) what enters a stage, by its number.
-        z: (r, O) what the first half of a stage gives, until its sum is complete.
-        s: (r, O) its sum.
-        grad: (r, O) gradient of what leaves the stage at hand.
-        sum: (r, O) gradient of its sum, until those of other silos have come.
-        enter: (r, I) gradient of what enters it.
-        origin: (r, O) gradient of the restart.
-        gradient: of the weights, by name.
-    """
-
-    PREFIX: ClassVar[str] = "pass/"
-    rows: Ragged | None = None
-    own: Ragged | None = None
-    cross: Ragged | None = None
-    inner: Ragged | None = None
-    heard: Ragged | None = None
-    loss: Ragged | None = None
-    slot: Ragged | None = None
-    train: Stacked | None = None
-    weights: Mapping[str, Stacked] = field(default_factory=dict)
-    x: Mapping[str, Ragged] = field(default_factory=dict)
-    z: Mapping[str, Ragged] = field(default_factory=dict)
-    s: Mapping[str, Ragged] = field(default_factory=dict)
-    grad: Ragged | None = None
-    sum: Ragged | None = None
-    enter: Ragged | None = None
-    origin: Ragged | None = None
-    gradient: Mapping[str, Stacked | Ragged] = field(default_factory=dict)
-
-
-InPass = TypeVar("InPass", bound=PassState)
 
 # --- Messages ------------------------------------------------------------------------------------
 
@@ -189,12 +140,12 @@ class PassForm:
     @property
     def names_slots(self) -> bool:
         """Whether partial sums come with slots."""
-        return self.is_named or self.row_minimum.nodes > 1
+        return self.is_named or self.row_minimum.names_slots
 
     @property
     def names_rows(self) -> bool:
         """Whether sums come with the places of their rows."""
-        return self.names_slots or self.row_minimum.silos > 1
+        return self.names_slots or self.row_minimum.silos > 1 or self.row_minimum.masked
 
 
 def stages_with_sums(model: Staged) -> list[int]:
@@ -213,11 +164,16 @@ def weight_specs(
 
 def partial_sums_spec(form: PassForm) -> FieldSpec:
     """Return the spec of partial sums (k, O): for every slot, or for those that are named."""
-    return FieldSpec(Ragged, (form.width,), rows="own/slot" if form.names_slots else SLOTS)
+    rows = "own/slot" if form.names_slots else SLOTS
+    if form.row_minimum.masked:
+        return FieldSpec(Ragged, (form.width,), torch.int64, rows=rows, masking="part")
+    return FieldSpec(Ragged, (form.width,), rows=rows)
 
 
 def sums_spec(form: PassForm) -> FieldSpec:
     """Return the spec of sums (k, O): of every boundary row, or of those that are named."""
+    if form.row_minimum.masked:
+        return FieldSpec(Ragged, (form.width,), torch.int64, rows="own/row", masking="sum")
     return FieldSpec(Ragged, (form.width,), rows="own/row" if form.names_rows else BOUNDARY)
 
 
@@ -249,15 +205,17 @@ class PartialSums:
     """Sums over a client's own messages.
 
     Attributes:
-        rows: (k, O) one for each slot that is named, or for all slots in their order.
+        rows: (k, O) one for each slot that is named, or for all slots in their order; int64 in
+            fixed point where they are masked.
         slot: (k,) int32, where not all slots have one.
-        left_out: (C,) slots without one because too few nodes contribute, where some may be.
+        left_out: (C,) slots without one because too few nodes contribute, where some may be, and
+            of masked rows because too few silos do.
     """
 
     rows: Annotated[Ragged, partial_sums_spec]
     slot: Annotated[Ragged | None, lambda form: {"slot": places(SLOTS)} if form.names_slots else {}]
     left_out: Annotated[
-        Stacked | None, lambda form: {"left_out": COUNT} if form.row_minimum.nodes > 1 else {}
+        Stacked | None, lambda form: {"left_out": COUNT} if form.row_minimum.counts_left_out else {}
     ]
 
 
@@ -344,7 +302,7 @@ def send_partial_sums(
     at, params = inputs_at(clients, state, request, "before")
     z = before(params, at)
     messages = messages_out(scales_of(at.stage.conv), z, at.reach)
-    return with_product(state, at, z), _partial_sums(clients, messages, at.reach)
+    return with_product(state, at, z), _partial_sums(clients, state, messages, at.reach, ROWS)
 
 
 @op(Kind.PARTIAL_SUMS)
@@ -354,7 +312,7 @@ def add_remote_sums(
     """Finish the stage and those without a sum that follow."""
     at, params = inputs_at(clients, state, request, "after")
     own = state.z[str(at.number)].t
-    remote_sums = _sums_from_others(clients.block, at.reach, request, own)
+    remote_sums = _sums_from_others(clients, at.reach, request, own, ROWS)
     return finish(clients, state, at, params, remote_sums), Empty()
 
 
@@ -441,7 +399,7 @@ def send_cotangents(
     at, params = inputs_at(clients, state, request, "after")
     new, s = back_to_sum(clients, state, at, params)
     messages = messages_back(scales_of(at.stage.conv), s, at.reach)
-    return new, _partial_sums(clients, messages, at.reach)
+    return new, _partial_sums(clients, state, messages, at.reach, GRADIENTS)
 
 
 def back_to_sum(
@@ -470,7 +428,7 @@ def add_remote_cotangents(
     """Backpropagate through the stage, and those without a sum before it."""
     at, params = inputs_at(clients, state, request, "before")
     own = gradient_of_sum(state)
-    remote_sums = _sums_from_others(clients.block, at.reach, request, own)
+    remote_sums = _sums_from_others(clients, at.reach, request, own, GRADIENTS)
     return finish_back(clients, state, at, params, remote_sums), Empty()
 
 
@@ -520,28 +478,6 @@ def end(state: State) -> State:
 def logits_of(model: Staged, state: State) -> Tensor:
     """Return the logits (n, K) that a pass of all rows has left."""
     return state[f"pass/x/{len(model.stages)}"].t
-
-
-def reach_of(clients: Clients, state: PassState) -> Reach:
-    """Return which rows send messages to which in this pass: all, unless the state names some."""
-    block = clients.block
-    if state.rows is None and state.slot is None:
-        return full_reach(block)
-    cached = block.memo.get("reach")
-    if isinstance(cached, tuple) and cached[0] == clients.key:
-        cached_reach: Reach = cached[1]
-        return cached_reach
-    if state.slot is not None:
-        reach = boundary_reach(block, state.slot.t)
-    else:
-        assert state.rows is not None  # see above
-        rows = check_places(state.rows, block.off, "rows that take part")
-        weights = {"own": state.own, "cross": state.cross}
-        weights |= {"inner": state.inner, "heard": state.heard}
-        own_weights = {name: None if part is None else part.t for name, part in weights.items()}
-        reach = partial_reach(block, rows, **own_weights)
-    block.memo["reach"] = (clients.key, reach)  # for the other ops of the pass
-    return reach
 
 
 def inputs_of(
@@ -623,25 +559,57 @@ def _pass_gradient_down(at: Inputs, state: InPass) -> InPass:
     return replace(state, enter=None, grad=gradient)
 
 
-def _partial_sums(clients: Clients, messages: Tensor, reach: Reach) -> PartialSums:
+def _partial_sums(
+    clients: Clients, state: PassState, messages: Tensor, reach: Reach, form: FixedPoint
+) -> PartialSums:
     """Return sums over own messages (r, D), for every slot to which enough of them contribute."""
-    least = clients.cfg.row_minimum.nodes
+    minimum = clients.cfg.row_minimum
     rows, slots, off = outward(messages, reach), reach.slots, reach.slot_off
+    is_sent = torch.ones(len(rows), dtype=torch.bool, device=rows.device)
+    left_out = ~is_sent
+    if minimum.nodes > 1:
+        count = count_contributors(messages, reach)
+        is_sent = count >= minimum.nodes
+        left_out = (count > 0) & ~is_sent
+    if minimum.masked:
+        rows = encode_rows(rows * is_sent[:, None], form)
+        is_sent = _has_enough_silos(state, len(rows), minimum.silos).to(rows.device)
+        left_out = left_out | ~is_sent
+    num_left_out = None
+    if minimum.counts_left_out:
+        num_left_out = Stacked(segment_sum(left_out.long(), off))
+    if minimum.names_slots:
+        if slots is None:
+            slots = slots_in_client(clients.block, torch.arange(len(rows), device=rows.device))
+        rows, slots = rows[is_sent], slots[is_sent]
+        off = offsets(segment_sum(is_sent.long(), off))
+    return PartialSums(
+        Ragged(rows, off), None if slots is None else Ragged(slots, off), num_left_out
+    )
+
+
+def _has_enough_silos(state: PassState, slots: int, least: int) -> Tensor:
+    """Return to which slots' rows at least so many silos contribute, (slots,) bool.
+
+    Raises:
+        ProtocolError: nobody has said how many silos contribute.
+    """
     if least == 1:
-        return PartialSums(Ragged(rows, off), None if slots is None else Ragged(slots, off), None)
-    count = count_contributors(messages, reach)
-    is_sent = count >= least
-    left_out = segment_sum(((count > 0) & ~is_sent).long(), off)
-    if slots is None:
-        slots = slots_in_client(clients.block, torch.arange(len(rows), device=rows.device))
-    off = offsets(segment_sum(is_sent.long(), off))
-    return PartialSums(Ragged(rows[is_sent], off), Ragged(slots[is_sent], off), Stacked(left_out))
+        return torch.ones(slots, dtype=torch.bool)
+    if state.contributors is None or len(state.contributors.t) != slots:
+        raise ProtocolError("expected the contributors of masked rows before these, got none")
+    return state.contributors.t >= least
 
 
-def _sums_from_others(block: ClientBlock, reach: Reach, request: RemoteSums, own: Tensor) -> Tensor:
+def _sums_from_others(
+    clients: Clients, reach: Reach, request: RemoteSums, own: Tensor, form: FixedPoint
+) -> Tensor:
     """Return sums over neighbors in other silos (r, D), in the form of the own rows (r, D)."""
-    check_like(request.sum.t, own)
-    return placed(block, reach, request.sum, request.row)
+    total = request.sum
+    if clients.cfg.row_minimum.masked:
+        total = replace(total, t=decode_rows(total.t, form, own))
+    check_like(total.t, own)
+    return placed(clients.block, reach, total, request.row)
 
 
 # --- The server's part ---------------------------------------------------------------------------
@@ -654,10 +622,12 @@ class Crossing:
     Attributes:
         forward: completes the sums of a stage; its ops get `AtStage` besides rows.
         backward: the same for the gradients.
+        keys: keys for masks, where rows that cross are masked.
     """
 
     forward: Exchange
     backward: Exchange
+    keys: KeyExchange = KEY_EXCHANGE
 
 
 SUMS, COTANGENTS = (
@@ -684,7 +654,19 @@ def pass_calls(crossing: Crossing = BY_SUMS) -> tuple[Part, ...]:
         for_each(at_sums, crossing.forward),
         for_each(back_at_sums, crossing.backward),
     )
-    return begin, forward, compute_loss, backward, send_gradients
+    keys = when(masks_rows, crossing.keys)
+    return keys, begin, forward, compute_loss, backward, send_gradients
+
+
+def masks_rows(form: PassForm) -> bool:
+    """Return whether partial sums are masked."""
+    return form.row_minimum.masked
+
+
+def exchange_keys(fed: Federation, context: CallContext, keys: KeyExchange = KEY_EXCHANGE) -> None:
+    """Let silos agree on keys for a pass whose partial sums are masked."""
+    if masks_rows(context.cfg):
+        keys.carry(fed, Empty(), context)
 
 
 def cross(
@@ -731,6 +713,7 @@ def predict(
         row_minimum: how many nodes and silos must contribute to a row.
     """
     context = prediction(model, key, row_minimum)
+    exchange_keys(fed, replace(context, allow_missing=first is not None))
     context.call(fed, begin, StartOfPass(weights, torch.tensor(False)), Sum())
     for stage in at_sums(context):
         if first is not None and stage.cfg.stage == 0:
@@ -752,7 +735,8 @@ def predict_steps(
 ) -> Steps:
     """Return the calls of `predict`."""
     context = prediction(model, key, row_minimum)
-    steps: list[Steps] = [context.declare(begin)]
+    steps: list[Steps] = list(KEY_EXCHANGE.steps(context)) if row_minimum.masked else []
+    steps.append(context.declare(begin))
     for stage in at_sums(context):
         if first is not None and stage.cfg.stage == 0:
             steps.append(stage.declare(first))
@@ -776,6 +760,7 @@ def forward(
         `part` and `all`, the number of training rows that take part and of all.
     """
     context = CallContext(PassForm(model, train=True, row_minimum=row_minimum), key)
+    exchange_keys(fed, context, crossing.keys)
     counts = context.call(fed, begin, StartOfPass(weights, torch.tensor(True)), Sum())
     for stage in at_sums(context):
         cross(fed, crossing.forward, stage, relayed)

@@ -31,7 +31,8 @@ from silograph.core.payload import (
     offsets,
     owners,
 )
-from silograph.exchange.passes import PassState, divisible, finish, inputs_of, with_product
+from silograph.exchange.pass_state import PassState
+from silograph.exchange.passes import divisible, finish, inputs_of, with_product
 from silograph.exchange.rows import all_places, by_owner, places_in, ragged_field
 from silograph.federation.base import Federation, Op, positions_of
 from silograph.federation.decoder import LARGEST, as_bytes, from_small

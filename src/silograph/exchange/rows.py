@@ -109,6 +109,7 @@ def relay_sum(
     inbox: Mapping[str, Shared] | None = None,
     to: Sequence[str] | None = None,
     silos: int = 1,
+    masked: bool = False,
     allow_missing: bool = False,
 ) -> Relayed:
     """Add up partial sums of boundary rows over clients, and send them to the rows' owners.
@@ -119,13 +120,14 @@ def relay_sum(
             slots that it names in `slot` (k,) int32; may count in `left_out` (C,) int64 the
             rows that it does not send.
         receive: gets `sum` (k, D) and `row` (k,) int32, the places among its boundary rows,
-            ascending; `row` is left out if contributors named no slots and `silos` is 1: then all
-            rows have a sum.
+            ascending; `row` is left out if contributors named no slots, `silos` is 1 and rows are
+            not masked: then all rows have a sum.
         what: kind of the rows.
         key: key of the ops' draws.
         inbox: what both ops get besides.
         to: clients that take part; sums for others are dropped.
         silos: how many clients must have sent a row for a sum to be handed on.
+        masked: whether rows are masked, so that a sum needs the rows of all contributors.
         allow_missing: whether to continue without clients that are away.
     """
     full_inbox: dict[str, Field] = dict(inbox or {})
@@ -144,6 +146,10 @@ def relay_sum(
         summed_rows, num_silos = torch.unique(target, return_counts=True)
         withheld, summed_rows = int((num_silos < silos).sum()), summed_rows[num_silos >= silos]
         values, target = _select_rows(summed_rows, values, target)
+    if masked and allow_missing:
+        present, num_rows = torch.unique(target, return_counts=True)
+        summed_rows = present[num_rows == torch.bincount(fed.route.target)[present]]
+        values, target = _select_rows(summed_rows, values, target)
     total = values.new_zeros(len(summed_rows), values.shape[1])
     if len(summed_rows) < int(fed.route.boundary_off[-1]):
         target = torch.searchsorted(summed_rows, target)
@@ -151,7 +157,7 @@ def relay_sum(
     total.index_add_(0, target.to(values.device), values)
     places, off = by_owner(summed_rows, fed.route.boundary_off, members)
     full_inbox["sum"] = Ragged(total, off)
-    if names_slots or silos > 1:
+    if names_slots or silos > 1 or masked:
         full_inbox["row"] = Ragged(places, off)
     fed.call(receive, full_inbox, what=what, key=key, to=to, allow_missing=allow_missing)
     left_out = int(reply["left_out"].t.sum()) if "left_out" in reply else 0
@@ -184,6 +190,7 @@ class SumRelay(Exchange):
             inbox=to_payload(request),
             to=context.to,
             silos=context.cfg.row_minimum.silos,
+            masked=context.cfg.row_minimum.masked,
             allow_missing=context.allow_missing,
         )
 

@@ -10,6 +10,7 @@ import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Literal
 
 import torch
 
@@ -20,8 +21,11 @@ from silograph.graph.graph import label_form
 
 NODES, JUDGED, SLOTS, BOUNDARY = "nodes", "judged", "slots", "boundary"
 TABLE = "table"  # rows of the tables of a client with ratings
+ONE = "one"  # a single row of each client
 TRAIN, VAL, TEST = "train", "val", "test"  # nodes of a client by their use
 ROWS, EDGES = "rows", "edges"  # of a client's graph, halo included: what its work is bounded by
+Masking = Literal["", "key", "keys", "part", "sum", "sealed", "opened", "own", "halo"]
+WORDS = {torch.float32: torch.int32, torch.float64: torch.int64}
 MOST_EDGES = 2**40
 MOST_NODES = 2**31 - 1  # of a client: counts of predictions are int32
 
@@ -34,9 +38,9 @@ class FieldSpec:
         form: `Shared`, `Stacked` or `Ragged`.
         shape: of the tensor if shared, of a client's slice, or of one row; None is any length.
         dtype: None is the run's floating point dtype.
-        rows: how many rows each client has, for `Ragged`: NODES, JUDGED, SLOTS, BOUNDARY or TABLE
-            of the client; as many as the field `own/NAME` of the same message has; as many as it
-            marks as true, `marked/NAME`; or as many as `inbox/NAME` has, or `state/NAME` of the
+        rows: how many rows each client has, for `Ragged`: NODES, JUDGED, SLOTS, BOUNDARY, TABLE or
+            ONE of the client; as many as the field `own/NAME` of the same message has; as many as
+            it marks as true, `marked/NAME`; or as many as `inbox/NAME` has, or `state/NAME` of the
             client.
         fewer: whether there may be fewer rows.
         low: least value; None is any.
@@ -46,6 +50,12 @@ class FieldSpec:
         optional: of a state: whether clients may lack the field, as a call to some creates it.
         among: TRAIN, VAL or TEST: a number of such nodes, or several by class; where a class has
             more than one number it is their sum. No silo may report more than it has said to have.
+        masking: what a silo does with the field where it masks rows that are summed
+            (`silograph.federation.secure.row_masks`): it fills in its public `key`, reads the
+            `keys` of all, masks its `part` of sums, or removes the rest of the masks from a `sum`.
+            Of rows that are not summed it seals the key (`sealed`), opens those of others
+            (`opened`), encrypts the `own` rows and decrypts those of its `halo`: these two are
+            integers with the bits of values of the dtype.
     """
 
     form: type[Shared] | type[Stacked] | type[Ragged]
@@ -59,6 +69,7 @@ class FieldSpec:
     ascending: bool = False
     optional: bool = False
     among: str = ""
+    masking: Masking = ""
 
 
 FieldSpecs = Mapping[str, FieldSpec]
@@ -86,8 +97,8 @@ class Extent:
     Attributes:
         clients: C.
         dtype: of floating point values in the run.
-        rows: of each client, by NODES, JUDGED, SLOTS, BOUNDARY and TABLE; what is not known is not
-            there.
+        rows: of each client, by NODES, JUDGED, SLOTS, BOUNDARY, TABLE and ONE; what is not known is
+            not there.
         nodes: of one client by TRAIN, VAL and TEST, as it reported once; what is not known is not
             there.
     """
@@ -106,6 +117,7 @@ def extent_of(block: ClientBlock) -> Extent:
         JUDGED: block.count(block.split.val | block.split.test),
         SLOTS: block.halo.off.diff(),
         BOUNDARY: block.halo.boundary_off.diff(),
+        ONE: torch.ones(block.num_clients, dtype=torch.int64),
     }
     if label_form(block.y) == "rating":
         rows[TABLE] = table_rows(block)
@@ -118,7 +130,8 @@ def extent_at_server(
 ) -> Extent:
     """Return what the server knows of one client; `nodes`: as the client has reported them."""
     rows = {SLOTS: route.slot_off.diff(), BOUNDARY: route.boundary_off.diff()}
-    return Extent(1, dtype, {name: [int(n[client])] for name, n in rows.items()}, nodes)
+    counts = {name: [int(n[client])] for name, n in rows.items()}
+    return Extent(1, dtype, counts | {ONE: [1]}, nodes)
 
 
 def check_against(
@@ -176,6 +189,8 @@ def _shape_problem(
         return f"a {spec.form.__name__} field, got {type(value).__name__}"
     t = value.t
     dtype = extent.dtype if spec.dtype is None else spec.dtype
+    if spec.masking in ("own", "halo"):
+        dtype = WORDS[dtype]
     clients = (extent.clients,) if isinstance(value, Stacked) else ()
     if t.dtype == dtype and t.shape == clients + spec.shape and not isinstance(value, Ragged):
         return None  # as nearly always: a message has up to twenty fields

@@ -25,22 +25,23 @@ from silograph.core.config import STRICT
 from silograph.core.kinds import Kind
 from silograph.core.payload import Ragged
 from silograph.evaluation.scoring import AllSilos
+from silograph.exchange.masked_sums import ROW_KEY_EXCHANGE
+from silograph.exchange.pass_state import PassState, reach_of
 from silograph.exchange.passes import (
     COTANGENTS,
     AtStage,
     Crossing,
     PassForm,
-    PassState,
     divisible,
     finish,
     gradients,
     inputs_at,
-    reach_of,
     with_product,
 )
 from silograph.exchange.pull import BoundaryRows, Fetch, Slots
-from silograph.federation.field_specs import SLOTS, FieldSpec
+from silograph.federation.field_specs import SLOTS, FieldSpec, Masking
 from silograph.federation.messages import Empty
+from silograph.federation.secure.row_form import as_words, from_words
 from silograph.methods.base import Method, Needs, RoundReport, ServerState
 from silograph.methods.global_training import (
     calls_of_steps,
@@ -102,7 +103,8 @@ class ReceivedRows(AtStage):
 
 def rows_spec(form: PassForm, rows: str) -> FieldSpec:
     """Return the spec of rows; of slots there may be fewer, those that are drawn."""
-    return FieldSpec(Ragged, (form.width,), rows=rows, fewer=rows == SLOTS)
+    masking: Masking = "" if not form.row_minimum.masked else "halo" if rows == SLOTS else "own"
+    return FieldSpec(Ragged, (form.width,), rows=rows, fewer=rows == SLOTS, masking=masking)
 
 
 @op(Kind.HALO_KEYS)
@@ -119,6 +121,8 @@ def serve(clients: Clients, state: PassState, request: WantedRows) -> tuple[Pass
     at, params = inputs_at(clients, state, request, "before")
     z = before(params, at)
     rows = messages_out(scales_of(at.stage.conv), z, at.reach)[request.rows(clients.block)]
+    if clients.cfg.row_minimum.masked:
+        rows = as_words(rows)
     return with_product(state, at, z), SentRows(Ragged(rows, request.row.off))
 
 
@@ -126,12 +130,15 @@ def serve(clients: Clients, state: PassState, request: WantedRows) -> tuple[Pass
 def store(clients: Clients, state: PassState, request: ReceivedRows) -> tuple[PassState, Empty]:
     """Add the received rows and finish the stage."""
     at, params = inputs_at(clients, state, request, "after")
-    rows = check_like(request.rows.t, state.z[str(at.number)].t)
+    rows, own = request.rows.t, state.z[str(at.number)].t
+    if clients.cfg.row_minimum.masked:
+        rows = from_words(rows, own)
+    check_like(rows, own)
     halo_sum = gathered(at.reach, at.reach.outer.transposed, rows)
     return finish(clients, state, at, params, halo_sum), Empty()
 
 
-BY_ROWS = Crossing(Fetch(ask, serve, store), COTANGENTS)
+BY_ROWS = Crossing(Fetch(ask, serve, store), COTANGENTS, ROW_KEY_EXCHANGE)
 
 
 # --- Server --------------------------------------------------------------------------------------
@@ -146,8 +153,14 @@ def train_round(server: Server, state: ServerState) -> tuple[ServerState, RoundR
 def step(server: Server, weights: Mapping[str, Tensor]) -> tuple[Params, float | None]:
     """Draw slots, and return the gradients of the loss."""
     server.call(draw, Empty())
-    model = divisible(server.cfg.model)
-    return gradients(server.fed, model, weights, server.call_key, crossing=BY_ROWS)
+    return gradients(
+        server.fed,
+        divisible(server.cfg.model),
+        weights,
+        server.call_key,
+        crossing=BY_ROWS,
+        row_minimum=server.cfg.row_minimum,
+    )
 
 
 BNS = Method(

@@ -26,10 +26,10 @@ from silograph.core.errors import ProtocolError
 from silograph.core.kinds import Kind
 from silograph.core.payload import Ragged, Shared, Stacked, offsets
 from silograph.evaluation.scoring import AllSilos
+from silograph.exchange.pass_state import PassState
 from silograph.exchange.passes import (
     AtStage,
     Crossing,
-    PassState,
     back_to_sum,
     divisible,
     finish,

@@ -45,7 +45,8 @@ from silograph.core.key import Key, mix_words
 from silograph.core.kinds import Kind
 from silograph.core.payload import Ragged, Stacked
 from silograph.evaluation.scoring import AllSilos
-from silograph.exchange.passes import PassState, divisible, gradients
+from silograph.exchange.pass_state import PassState
+from silograph.exchange.passes import divisible, gradients
 from silograph.federation.base import per_client
 from silograph.federation.field_specs import COUNT
 from silograph.federation.messages import Empty

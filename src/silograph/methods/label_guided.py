@@ -49,7 +49,8 @@ from silograph.core.key import Key
 from silograph.core.kinds import Kind
 from silograph.core.payload import Ragged, Shared, Stacked, offsets
 from silograph.evaluation.scoring import AllSilos
-from silograph.exchange.passes import PassState, divisible, gradients
+from silograph.exchange.pass_state import PassState
+from silograph.exchange.passes import divisible, gradients
 from silograph.exchange.pull import Fetch
 from silograph.exchange.rows import Relayed
 from silograph.federation.base import Federation, Sum

@@ -32,6 +32,12 @@ from silograph.core.payload import (
 from silograph.core.resolved_config import training_key
 from silograph.evaluation.evaluate import own_counts, server_counts
 from silograph.exchange.collect import collect
+from silograph.exchange.passes import (
+    add_remote_cotangents,
+    add_remote_sums,
+    send_cotangents,
+    send_partial_sums,
+)
 from silograph.experiment.run.round_scores import weights_message
 from silograph.experiment.run.setup import Setup, first_weights, prepare
 from silograph.experiment.terminal_table import markdown_table
@@ -50,6 +56,13 @@ from silograph.task.least_count import spread_bins
 
 # --- overheard -----------------------------------------------------------------------------------
 # What the server of a simulated run sees: every message of every silo, before it is folded.
+
+MASKED_FIELDS: Mapping[Op, str] = {
+    send_partial_sums: "rows",
+    send_cotangents: "rows",
+    add_remote_sums: "sum",
+    add_remote_cotangents: "sum",
+}  # fields of messages that silos mask in runs with secure aggregation
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,7 +89,7 @@ class RecordingFederation:
         calls: all calls, in order.
         blocks: the silos' own data, by which attacks are judged; no server has them.
         secure: whether the server sees sums of replies only: those are written down as the reply
-            of one silo, that of all together.
+            of one silo, that of all together. In place of masked rows it sees noise.
     """
 
     fed: Federation
@@ -117,7 +130,13 @@ class RecordingFederation:
             cfg: Any, block: ClientBlock, state: State, op_inbox: Payload, key: Key
         ) -> tuple[State, Payload]:
             state, reply = op(cfg, block, state, op_inbox, key)
-            self.calls.append(SeenCall(name, _copy_inbox(op_inbox), reply))
+            seen_inbox, seen_reply = _copy_inbox(op_inbox), reply
+            if self.secure and op in MASKED_FIELDS:
+                masks = key.fold("masks", len(self.calls))
+                seen_inbox, seen_reply = (
+                    _with_noise(part, MASKED_FIELDS[op], masks) for part in (seen_inbox, reply)
+                )
+            self.calls.append(SeenCall(name, seen_inbox, seen_reply))
             self.blocks[:] = [block]
             return state, reply
 
@@ -138,6 +157,15 @@ def seen_apart(setup: Setup, block: ClientBlock) -> Tensor:
     Those of each silo; with secure aggregation all nodes together.
     """
     return block.off[[0, -1]] if setup.config.secure_aggregation else block.off
+
+
+def _with_noise(message: Payload, name: str, key: Key) -> Payload:
+    """Return a message as the server sees it, with noise in place of the rows that silos mask."""
+    rows = message.get(name)
+    if not isinstance(rows, Ragged):
+        return message
+    noise = key.words(torch.arange(len(rows.t)), rows.t.shape[1])
+    return {**message, name: replace(rows, t=noise)}
 
 
 def _copy_inbox(inbox: Payload) -> Payload:
@@ -463,7 +491,7 @@ def attack_separable_rows(
     _, places = rows_seen(calls[0], seen)
     halo = block.halo.adj
     is_kept = torch.zeros(halo.num_cols, dtype=torch.bool)
-    is_kept[places] = True
+    is_kept[places] = not setup.config.secure_aggregation  # else the server can read none
     hits = [
         find_separable_nodes(halo.tensor.to_dense()[rows][:, slots][:, is_kept[slots]].T)
         for rows, slots in zip(_runs(block.off), _runs(block.halo.off), strict=True)

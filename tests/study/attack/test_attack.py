@@ -289,3 +289,15 @@ def test_secure_aggregation_leaves_attacks_the_sums_of_all_silos(make_graph: Mak
     )
     assert (plain[silos].of, secure[silos].of) == (4, 1)
     assert secure[rows].share < plain[rows].share
+
+
+def test_secure_aggregation_leaves_attacks_no_partial_sum(make_graph: MakeGraph) -> None:
+    """Signs of noise are right by chance only."""
+    options: dict[str, Any] = {"method": "label_guided"}
+    plain = found(make_graph, **options)
+    secure = found(make_graph, **options, secure_aggregation=True)
+    assert plain.keys() == secure.keys()
+    single = "messages of single nodes"
+    for name in (FEATURES, single):
+        assert secure[name].share == 0 < plain[name].share
+    assert (secure[LABELS].right or 0) < 0.5 < (plain[LABELS].right or 0)

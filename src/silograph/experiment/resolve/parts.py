@@ -14,8 +14,9 @@ from silograph.aggregation.aggregators import AGGREGATORS, Aggregator
 from silograph.aggregation.server_optimizers import SERVER_OPTIMIZERS, ServerOptimizer
 from silograph.core.config import RunConfig, check_read, checked, unread
 from silograph.core.errors import ConfigError, canonical_name, lookup, mistake, unknown
+from silograph.core.resolved_config import ResolvedConfig
 from silograph.core.setting_values import RowMinimum, Scalar
-from silograph.evaluation.scoring import AllSilos
+from silograph.evaluation.scoring import AllSilos, HaloFrom
 from silograph.experiment.resolve.user_code import import_spec, is_spec
 from silograph.graph.datasets import has_ratings, source_of
 from silograph.graph.graph import Graph
@@ -139,12 +140,17 @@ def choose_parts(config: RunConfig, method: Method | None = None) -> Parts:
     part, options = chosen_parts["method"].part, chosen_parts["method"].options
     if part.evaluate_by is not None:
         part = dataclasses.replace(part, evaluate=part.evaluate_by(options))
-    row_minimum = RowMinimum(config.min_nodes_per_row, config.min_silos_per_row)
-    if row_minimum.limits and isinstance(part.evaluate, AllSilos):
-        part = dataclasses.replace(
-            part, evaluate=dataclasses.replace(part.evaluate, row_minimum=row_minimum)
-        )
+    if isinstance(part.evaluate, AllSilos | HaloFrom):
+        evaluate = dataclasses.replace(part.evaluate, row_minimum=row_minimum_of(config))
+        part = dataclasses.replace(part, evaluate=evaluate)
     return Parts(**chosen_parts | {"method": ChosenPart(part, options)})
+
+
+def row_minimum_of(config: RunConfig | ResolvedConfig) -> RowMinimum:
+    """Return what protects exchanged rows; partial sums are masked wherever other sums are."""
+    return RowMinimum(
+        config.min_nodes_per_row, config.min_silos_per_row, masked=config.secure_aggregation
+    )
 
 
 def named_parts(config: RunConfig, method: Method | None = None) -> dict[str, Any]:

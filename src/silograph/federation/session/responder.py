@@ -66,6 +66,7 @@ from silograph.federation.session.silo_data import (
 from silograph.federation.session.state_store import StateStore
 
 if TYPE_CHECKING:
+    from silograph.federation.secure.row_masks import RowMasking
     from silograph.federation.session.summed_reply import SummedReply
 
 # --- What a server's messages of facts say, read and checked -------------------------------------
@@ -169,6 +170,7 @@ class Responder:
         self._state: State = {}
         self._round = BLANK  # the last one that it was called in
         self._summed: SummedReply | None = None  # the reply to the last call, if it is summed
+        self._row_masking: RowMasking | None = None  # masks rows, in runs with secure aggregation
         self._sequence = 0
         self._current_op = ""  # the op, or the type of the message
         self.ended: str | None = None  # why the run is over, once it is
@@ -337,6 +339,12 @@ class Responder:
             self._store.agree(facts)  # before anything here knows of the agreement
             self.audit.record_agreement({"config": digest, **prepared.agreed})
             self._prepared, self._facts = prepared, facts
+            if prepared.secure is not None and prepared.rows is not None:
+                from silograph.federation.secure.row_masks import RowMasking  # needs cryptography
+
+                self._row_masking = RowMasking(
+                    self._name or "", prepared.secure, self._token, prepared.rows
+                )
             self._scored = ScoredWeights(prepared.course.program.scoring)
             self._longest = LongestCall(prepared.course.program, prepared.extent)
             self._report(Event(What.AGREED, self._name, note=prepared.note))
@@ -477,11 +485,14 @@ class Responder:
         about = Event(What.ASKED, self._name, self._round, op=name, bytes=len(call.frame))
         self._report(about)
         self._summed = None  # a sum that was not finished stays masked
+        block = prepared.block if prepared.block_in is None else prepared.block_in(self._state)
+        if self._row_masking is not None:
+            inbox = self._row_masking.unmask_inbox(agreed_call.inbox_specs, inbox)
         with metered(1) as meter:
             new, reply = run_op(
                 agreed_call.op,
                 of_round(prepared.cfg, self._round),
-                prepared.block if prepared.block_in is None else prepared.block_in(self._state),
+                block,
                 self._state,
                 {field_name: moved(f, prepared.device) for field_name, f in inbox.items()},
                 call.key,
@@ -490,6 +501,8 @@ class Responder:
                 private=True,
             )
         agreed_call.check_reply(inbox, reply, prepared.extent, own=True)
+        if self._row_masking is not None:
+            reply = self._row_masking.mask_reply(agreed_call.reply_specs, reply, inbox, self._round)
         answer = replace(envelope, kind=agreed_call.reply_kind)
         sent_envelope, sent = answer, reply
         if call.by is not None:

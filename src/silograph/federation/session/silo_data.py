@@ -14,6 +14,7 @@ from silograph.core.text import count_of
 from silograph.federation.field_specs import Extent, extent_of
 from silograph.federation.matching import Disagreement, Hello
 from silograph.federation.program import Course
+from silograph.federation.secure.row_form import RowNames
 from silograph.federation.secure.sums import SecureSums
 from silograph.federation.session.audit import RunAudit
 from silograph.graph.block.block import ClientBlock
@@ -114,6 +115,7 @@ class Prepared:
             all known when the silo agrees.)
         own_model: whether the silo predicts with weights that are nowhere but in its state.
         secure: what was agreed of secure sums; None: replies are sent as they are.
+        rows: what the silo knows of the rows that it exchanges, for secure sums.
         block_in: the block that ops get with a state of the silo, which may hold what completes
             the block (`silograph.exchange.collect`); None: it is always `block`.
     """
@@ -130,6 +132,7 @@ class Prepared:
     sends_rows: bool = False
     own_model: bool = False
     secure: SecureSums | None = None
+    rows: RowNames | None = None
     block_in: Callable[[State], ClientBlock] | None = None
 
     @cached_property
