@@ -53,7 +53,9 @@ def privacy_of(config: ResolvedConfig) -> UpdatePrivacy | None:
     """
     if config.dp_unit is None:
         return None
-    assert config.dp_epsilon and config.dp_delta and config.dp_clip  # see `has_privacy`
+    assert config.dp_epsilon is not None  # see `has_privacy`
+    assert config.dp_delta is not None
+    assert config.dp_clip is not None
     return UpdatePrivacy(
         unit=config.dp_unit,
         epsilon=config.dp_epsilon,
@@ -88,8 +90,8 @@ def exclusions_of_privacy(config: RunConfig, parts: Parts) -> Iterator[Exclusion
     )
     yield (
         not SentWeights(config.weights_as, config.weight_rows).plain,
-        f"expected weights_as=exact and weight_rows=all for {what}, whose updates are integers, got "
-        f"weights_as={config.weights_as} weight_rows={config.weight_rows}: leave them out",
+        f"expected weights_as=exact and weight_rows=all for {what}, whose updates are integers, "
+        f"got weights_as={config.weights_as} weight_rows={config.weight_rows}: leave them out",
         ("weights_as", "weight_rows", what),
     )
     for name, is_given in _leaking_options(config).items():

@@ -17,7 +17,7 @@ from typing import Any
 
 from silograph.core.errors import ConfigError, mistake
 
-MOST_MULTIPLIER = 2.0**13  # beyond that nothing could be learned
+LEAST_MULTIPLIER, MOST_MULTIPLIER = 2.0**-6, 2.0**13  # beyond that nothing could be learned
 EXTRA = "dp"
 
 
@@ -72,25 +72,23 @@ def noise_multiplier_for(epsilon: float, delta: float, releases: int) -> float:
     Raises:
         ConfigError: no noise of a useful size is enough.
     """
-    library = _library()
-    multiplier = float(
-        library.calibrate_dp_mechanism(
-            _new_accountant,
-            lambda value: _gaussian(value, releases),
-            epsilon,
-            delta,
-            library.ExplicitBracketInterval(2.0**-6, 2 * MOST_MULTIPLIER),
-            tol=2.0**-20,
-        )
-        if epsilon_of({2.0**-6: releases}, delta) > epsilon
-        else 2.0**-6
-    )
-    # Both ends of a run work it out: few digits, rounded up, do not depend on rounding errors.
-    multiplier = math.ceil(multiplier * 2**12 + 2.0**-6) / 2**12
-    if multiplier > MOST_MULTIPLIER:
+    if epsilon_of({MOST_MULTIPLIER: releases}, delta) > epsilon:
         raise ConfigError(
             f"dp_epsilon: expected a larger value for {releases} rounds, got {epsilon:g}, which "
-            f"needs noise of {multiplier:.3g} times the clip: raise dp_epsilon or dp_delta",
+            f"needs noise of more than {MOST_MULTIPLIER:g} times the clip: raise dp_epsilon or "
+            "dp_delta",
             **mistake("option-value", "dp_epsilon", epsilon),
         )
-    return multiplier
+    if epsilon_of({LEAST_MULTIPLIER: releases}, delta) <= epsilon:
+        return LEAST_MULTIPLIER
+    library = _library()
+    multiplier = library.calibrate_dp_mechanism(
+        _new_accountant,
+        lambda value: _gaussian(value, releases),
+        epsilon,
+        delta,
+        library.ExplicitBracketInterval(LEAST_MULTIPLIER, MOST_MULTIPLIER),
+        tol=2.0**-20,
+    )
+    # Both ends of a run work it out: few digits, rounded up, do not depend on rounding errors.
+    return math.ceil(multiplier * 2**12 + 2.0**-6) / 2**12

@@ -15,12 +15,14 @@ nearest).
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from silograph.core.payload import Payload, Stacked
+from silograph.federation.privacy.accounting import epsilon_of
 from silograph.federation.privacy.discrete_gaussian import draw_discrete_gaussian
 
 CLIP_UNITS = 2**22  # the clip C in units of the grid
@@ -53,6 +55,19 @@ class UpdatePrivacy:
             shares: fewest silos whose noise must suffice together; 1: the silo's own must.
         """
         return max(1, math.ceil(self.noise_multiplier * CLIP_UNITS / math.sqrt(shares)))
+
+
+def spent_facts(privacy: UpdatePrivacy, releases: Mapping[float, int]) -> dict[str, Any]:
+    """Return what releases have cost, for results and audits."""
+    return {
+        "unit": privacy.unit,
+        "epsilon": epsilon_of(releases, privacy.delta),
+        "delta": privacy.delta,
+        "agreed_epsilon": privacy.epsilon,
+        "clip": privacy.clip,
+        "noise_multiplier": privacy.noise_multiplier,
+        "releases": sum(releases.values()),
+    }
 
 
 def clip_to_grid(updates: np.ndarray, clip: float) -> np.ndarray:

@@ -16,6 +16,7 @@ from silograph.federation.matching import Disagreement, Hello
 from silograph.federation.program import Course
 from silograph.federation.secure.sums import SecureSums
 from silograph.federation.session.audit import RunAudit
+from silograph.federation.session.private_reply import PrivateReplies
 from silograph.graph.block.block import ClientBlock
 
 
@@ -114,6 +115,7 @@ class Prepared:
             all known when the silo agrees.)
         own_model: whether the silo predicts with weights that are nowhere but in its state.
         secure: what was agreed of secure sums; None: replies are sent as they are.
+        private: noise and charges of what leaves; None: a run without differential privacy.
         block_in: the block that ops get with a state of the silo, which may hold what completes
             the block (`silograph.exchange.collect`); None: it is always `block`.
     """
@@ -130,6 +132,7 @@ class Prepared:
     sends_rows: bool = False
     own_model: bool = False
     secure: SecureSums | None = None
+    private: PrivateReplies | None = None
     block_in: Callable[[State], ClientBlock] | None = None
 
     @cached_property

@@ -5,6 +5,7 @@ then asks for shares, masked values and what unmasks their sum, each once and in
 comes in between ends the sum, and the stored reply is never sent.
 """
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 import numpy as np
@@ -14,7 +15,7 @@ from silograph.core.kinds import Kind
 from silograph.core.payload import Payload, Shared
 from silograph.federation.frame import Envelope
 from silograph.federation.program import digest_of_fields
-from silograph.federation.secure.protocol import Prover, SiloSum
+from silograph.federation.secure.protocol import Dealt, Prover, SiloSum
 from silograph.federation.secure.sums import SecureSums, layout_of_reply, vector_of
 from silograph.federation.secure.wire import (
     dealt_payload,
@@ -27,6 +28,7 @@ from silograph.federation.secure.wire import (
     revealed_payload,
 )
 from silograph.federation.session.message import Type
+from silograph.federation.session.private_reply import PrivateReplies
 
 STEPS = {Type.SHARE: Kind.SHARES, Type.MASK: None, Type.UNMASK: Kind.MASKS}
 
@@ -47,6 +49,7 @@ class SummedReply:
         sums: what was agreed.
         run: names the run.
         inbox: what the silo was called with.
+        private: adds the silo's share of noise; None: the reply leaves without.
 
     Raises:
         ProtocolError: values beyond the bounds of fixed point.
@@ -61,11 +64,16 @@ class SummedReply:
         sums: SecureSums,
         run: bytes,
         inbox: Payload,
+        private: PrivateReplies | None = None,
     ) -> None:
         layout = layout_of_reply(reply, envelope.kind, by, sums.silos)
         self._name, self._envelope = name, envelope
         self._about = name_of_sum(envelope)
+        self._reply, self._inbox, self._layout, self._private = reply, inbox, layout, private
         self._values: np.ndarray = vector_of(reply, 0, layout)
+        self._silos: list[str] = []
+        self._seed = b""  # of the noise
+        self._everyone = False  # whether all silos of the sum have dealt shares
         # Keys prove what was asked, too: a server that asks one silo for another encoding, or
         # gives it other weights, could tell its part of the sum from that of the others.
         shared = {n: field for n, field in inbox.items() if isinstance(field, Shared)}
@@ -91,12 +99,25 @@ class SummedReply:
             )
         answer = replace(self._envelope, kind=STEPS[kind] or self._envelope.kind)
         if kind is Type.SHARE:
-            silos, keys = read_all_keys(payload, self._name, self._about)
+            self._silos, keys = read_all_keys(payload, self._name, self._about)
+            silos = self._silos
             self._holders = holders_of(self._name, silos, self._about)
             return answer, dealt_payload(self._sum.share(keys, silos))
         if kind is Type.MASK:
-            return answer, masked_payload(
-                self._sum.mask(self._values, read_shares(payload, self._holders))
-            )
-        revealed = self._sum.reveal(*read_request(payload, self._holders))
+            return answer, masked_payload(self._mask(read_shares(payload, self._holders)))
+        present, vanished = read_request(payload, self._holders)
+        revealed = self._sum.reveal(present, vanished)
+        if self._private is not None:
+            everyone = self._everyone and not vanished
+            self._private.check_reveal(self._envelope.round, self._seed, everyone=everyone)
         return answer, revealed_payload(revealed, self._holders)
+
+    def _mask(self, dealt: Mapping[str, Dealt]) -> np.ndarray:
+        """Return masked values, with the silo's share of noise where there is any."""
+        if self._private is not None:
+            self._everyone = len(dealt) + 1 == len(self._holders)
+            noised, self._seed = self._private.with_share(
+                self._envelope, self._inbox, self._reply, self._silos
+            )
+            self._values = vector_of(noised, 0, self._layout)
+        return self._sum.mask(self._values, dealt)
