@@ -732,6 +732,7 @@ def _facts_of_run(run: "AuditedRun") -> dict[str, Any]:
         "repeats": run.repeats,
         "sent": {k: {"calls": run.calls.get(k), "bytes": n} for k, n in sorted(run.bytes.items())},
         "bytes": run.sent,
+        "privacy": run.spent,
         "refused": run.refused,
         "refusals": [_plain(entry) for entry in run.refusals],
         "ended": None if run.ended is None else _plain(run.ended),
@@ -809,6 +810,11 @@ def _lines_of_run(run: "AuditedRun", *, is_broken: bool) -> Iterator[str]:
             yield f"  {kind:<16}{run.calls.get(kind, ''):>10}{size_text(size):>16}"
         calls = sum(run.calls.values())
         yield f"  {'all of it':<16}{calls:>10,}{size_text(run.sent):>16}"
+    if run.spent is not None:
+        spent = run.spent
+        cost = f"epsilon {spent['epsilon']:.4g} at delta {spent['delta']:g}"
+        replies = count_of(spent["releases"], "release")
+        yield f"  privacy  {cost} of a {spent['unit']}, {replies} with noise"
     yield from _refusals(run)
     yield f"  ended    {_end(run, is_broken=is_broken)}"
 

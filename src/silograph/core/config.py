@@ -337,6 +337,27 @@ class RunConfig:
         "mask (methods that need no reply of a single client)",
         off="--plain-aggregation",
     )
+    dp_epsilon: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = setting(
+        "Privacy",
+        None,
+        "differential privacy: epsilon that the whole run may cost; needs dp_delta and dp_unit "
+        "(default: no differential privacy)",
+    )
+    dp_delta: Annotated[float, Field(gt=0, lt=1)] | None = setting(
+        "Privacy", None, "delta at which dp_epsilon holds; well below 1 / number of units"
+    )
+    dp_unit: Literal["silo"] | None = setting(
+        "Privacy",
+        None,
+        "what differential privacy hides: whether a whole silo takes part (DP-FedAvg)",
+    )
+    dp_clip: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = setting(
+        "Privacy",
+        None,
+        "with dp_unit=silo: largest norm of a silo's update, to which larger ones are scaled "
+        "(default: 1)",
+        tune=log(1e-2, 1e2),
+    )
     metric: str | None = setting(
         "Results",
         None,

@@ -67,6 +67,10 @@ class ResolvedConfig:
     weights_as: Literal["exact", "float16", "int8", "int4"]
     weight_rows: Literal["all", "used"]
     secure_aggregation: bool
+    dp_epsilon: float | None
+    dp_delta: float | None
+    dp_unit: Literal["silo"] | None
+    dp_clip: float | None
     metric: str
     positive: str | None
     threshold: str | None

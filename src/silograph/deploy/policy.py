@@ -69,6 +69,19 @@ class RowRules:
 
 
 @checked_dataclass(frozen=True, config=STRICT, kw_only=True)
+class PrivacyBudget:
+    """What all runs of a silo together may cost.
+
+    Attributes:
+        epsilon: at `delta`.
+        delta: probability that the bound does not hold.
+    """
+
+    epsilon: Annotated[float, Field(gt=0, allow_inf_nan=False)]
+    delta: Annotated[float, Field(gt=0, lt=1)]
+
+
+@checked_dataclass(frozen=True, config=STRICT, kw_only=True)
 class SiloPolicy:
     """What a silo agrees to; None sets no limit.
 
@@ -88,6 +101,8 @@ class SiloPolicy:
             from, but for the last and the best one; `all` sets no limit.
         secure_aggregation: `require`: the silo takes part in runs with secure aggregation only, and
             masks sums over at least `least_silos`; `any` sets no limit.
+        privacy_budget: what all runs together may cost of differential privacy; runs without it are
+            refused then.
         rows: how many nodes and silos contribute to each exchanged row, at least.
     """
 
@@ -104,6 +119,7 @@ class SiloPolicy:
     evaluate_clients: Literal["all", "participants"] | None = None
     secure_aggregation: Literal["any", "require"] | None = None
     code: Mapping[str, str] | None = None
+    privacy_budget: PrivacyBudget | None = None
     rows: RowRules = field(default_factory=RowRules)
 
     @property
@@ -133,6 +149,7 @@ class ProposedRun:
         least: bytes that set-up and the first round send in any case.
         runs: other runs that the silo has agreed to.
         runs_of_server: those of this server.
+        spent: epsilon at the delta of `privacy_budget` of all runs, this one to its end included.
     """
 
     config: ResolvedConfig
@@ -143,6 +160,7 @@ class ProposedRun:
     least: int = 0
     runs: int = 0
     runs_of_server: int = 0
+    spent: float = 0.0
 
 
 def refusal_of(policy: SiloPolicy, run: ProposedRun) -> ConfigError | None:
@@ -198,7 +216,8 @@ def _broken_rules(policy: SiloPolicy, run: ProposedRun) -> Iterator[ConfigError]
             )
     min_count = policy.evaluation_min_count or 0
     sends_counts = policy.evaluation != "none" or config.feature_drift
-    shows_counts = sends_counts and not config.secure_aggregation  # of this silo alone
+    is_hidden = config.secure_aggregation or config.dp_unit is not None
+    shows_counts = sends_counts and not is_hidden  # of this silo alone
     if config.evaluation_min_count < min_count and shows_counts:
         yield _refusal(
             "evaluation_min_count",
@@ -216,6 +235,7 @@ def _broken_rules(policy: SiloPolicy, run: ProposedRun) -> Iterator[ConfigError]
             "let the server run with --evaluate-clients participants or let all silos train, or "
             'write evaluate_clients = "all" there',
         )
+    yield from _broken_budget(policy, run)
     for what, maximum, runs, prefix, key in (
         ("runs", policy.most_runs, run.runs, "run number", "most_runs"),
         (
@@ -237,6 +257,28 @@ def _broken_rules(policy: SiloPolicy, run: ProposedRun) -> Iterator[ConfigError]
             f"at most {size_text(policy.most_bytes)} in a run",
             f"a run whose set-up and first round send {size_text(run.least)}{sent_text}",
             "raise most_bytes there",
+        )
+
+
+def _broken_budget(policy: SiloPolicy, run: ProposedRun) -> Iterator[ConfigError]:
+    """Yield the error of a run that would cost more than the budget has left."""
+    budget = policy.privacy_budget
+    if budget is None:
+        return
+    if run.config.dp_unit is None:
+        yield _refusal(
+            "privacy_budget",
+            "differential privacy",
+            "a run without it",
+            "let the server run with --dp-epsilon, --dp-delta and --dp-unit, or leave "
+            "privacy_budget out there",
+        )
+    elif run.spent > budget.epsilon:
+        yield _refusal(
+            "privacy_budget",
+            f"epsilon of at most {budget.epsilon:g} at delta {budget.delta:g} in all runs",
+            f"a run with which it would be {run.spent:.4g}",
+            "let the server run with a smaller --dp-epsilon, or raise privacy_budget there",
         )
 
 
@@ -327,6 +369,10 @@ def policy_of(values: Mapping[str, Any]) -> SiloPolicy:
     rows = values.get("rows", {})
     if isinstance(rows, dict):
         values = {**values, "rows": checked(RowRules, rows, "[rows]")}
+    budget = values.get("privacy_budget")
+    if isinstance(budget, dict):
+        budget = checked(PrivacyBudget, budget, "privacy_budget")
+        values = {**values, "privacy_budget": budget}
     policy = checked(SiloPolicy, values, POLICY)
     for name in policy.kinds or ():
         lookup({str(kind): kind for kind in Kind}, name, "kind in kinds")
@@ -396,6 +442,10 @@ least_silos = 3
 # makes sure by itself that each sum is over at least least_silos; all silos need one secret file.
 # "any" sets no limit.
 secure_aggregation = "any"
+
+# What all runs of this silo together may cost of differential privacy (--dp-epsilon); privacy.jsonl
+# in the folder of states counts it. Runs without differential privacy are then refused.
+# privacy_budget = { epsilon = 8.0, delta = 1e-5 }
 
 # What the server gets when models are evaluated on this silo's validation and test nodes: "none"
 # (the silo evaluates for itself, its figures stay in its own result), "counts" (right and wrong

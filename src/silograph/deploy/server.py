@@ -160,7 +160,7 @@ def read_session(folder: Path) -> SessionState:
         ) from None
     for name, counts in session.nodes.items():
         missing = [each for each in COUNTS if each not in counts]
-        if missing:
+        if counts and missing:  # without any the silo does not tell them
             raise CheckpointError(
                 f"expected numbers of {' and '.join(missing)} of {name} in "
                 f"{folder / SESSION}, got none: another version wrote it; resume with that one, or "
@@ -496,7 +496,7 @@ def with_min_count(config: RunConfig) -> RunConfig:
     """Return the config with the least count of real silos, unless it has one of its own."""
     if config.evaluation_min_count is not None:
         return config
-    if config.secure_aggregation:  # no count of one silo is shown
+    if config.secure_aggregation or config.dp_unit is not None:  # no count of one silo is shown
         return replace(config, evaluation_min_count=0)
     return replace(config, evaluation_min_count=EVALUATION_MIN_COUNT)
 
@@ -793,7 +793,8 @@ class ServerSession:
     def _record_node_counts(self, name: str, body: bytes | memoryview) -> None:
         """Remember how many nodes a silo has; raise `ConfigError` where it reported others."""
         earlier_counts = self._nodes.get(name)
-        if self._config.secure_aggregation:  # silos do not tell
+        # Silos do not tell.
+        if self._config.secure_aggregation or self._config.dp_unit is not None:
             self._nodes[name] = {}
             return
         self._nodes[name] = read_nodes(body, earlier_counts, self._judged)

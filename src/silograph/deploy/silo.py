@@ -30,6 +30,7 @@ from silograph.deploy.policy import (
     describe_policy,
     refusal_of,
 )
+from silograph.deploy.privacy_account import PrivacyAccount
 from silograph.deploy.server import check_deployable, check_device_name, check_start
 from silograph.deploy.server_settings import common_secret, read_roots, read_secrets
 from silograph.deploy.silo_result import SiloRun, check_result_folder, folder_of, write_result
@@ -55,6 +56,7 @@ from silograph.experiment.resolve.run_program import (
 from silograph.experiment.run.setup import versions
 from silograph.federation.field_specs import EDGES, ROWS, TEST, TRAIN, VAL, Extent, extent_of
 from silograph.federation.matching import Disagreement, Hello, explain, hello, user_tags
+from silograph.federation.privacy.updates import UpdatePrivacy
 from silograph.federation.program import (
     ZERO,
     Course,
@@ -333,7 +335,8 @@ class OwnData:
         check_complete_config(server_config, resolved_config)
         check_start(facts, resolved.schema)
         hands_over_model: bool = facts["hand_over"]
-        rules = dataclasses.replace(method_config.count_rules, level=self.policy.evaluation)
+        level = self.policy.evaluation if method_config.privacy is None else "none"
+        rules = dataclasses.replace(method_config.count_rules, level=level)
         method_config = dataclasses.replace(method_config, count_rules=rules)
         # Derive the program, and check what it would send against the silo's policy.
         program = program_of(
@@ -343,7 +346,10 @@ class OwnData:
         block = self._make_block(silo, resolved, dtype)
         plan = plan_of(program, extent_of(block))
         needs = beyond_weights(resolved_config, method, method_config)
-        self.check_policy(ProposedRun(resolved_config, program, needs), plan, audit)
+        account = self.privacy_account(method_config.privacy, audit)
+        spent = 0.0 if account is None else account.epsilon_with(self.policy.privacy_budget)
+        proposed = ProposedRun(resolved_config, program, needs, spent=spent)
+        self.check_policy(proposed, plan, audit)
         torch.set_num_threads(config.threads)
         keep_freed_memory()
         # From here on the run is agreed to: prepare the data, and describe the run to people.
@@ -353,13 +359,15 @@ class OwnData:
         )
         note += "" if hands_over_model else "; the server keeps its model"
         block = block.to(resolved.device, dtype)
-        run = SiloRun(silo, resolved_config, method, method_config, block)
+        private = None if account is None else account.open(audit)
+        run = SiloRun(silo, resolved_config, method, method_config, block, private)
         specs = sum_specs(resolved_config, schema, method)
         silos = resolved_config.clients
         lines = lines_of(plan, resolved_config.rounds, audit.hello, self.server, silos, needs)
         secure = self.secure_sums(resolved_config)
         remarks = (
             None if secure is None else masked_line(secure.least),
+            None if method_config.privacy is None else noised_line(method_config.privacy),
             edge_weights_line,
             describe_weight_scale(resolved_config.edge_weights, silo.edge_weight),
             scale_line(resolved_config, silo.graph),
@@ -374,12 +382,14 @@ class OwnData:
             "most_bytes": {row.name: row.whole.most for row in plan.sent},  # None: not known
             "nodes": nodes,
         }
+        if method_config.privacy is not None:
+            agreed["privacy"] = dataclasses.asdict(method_config.privacy)
         return Prepared(
             method_config,
             block,
             resolved.device,
             course,
-            nodes if secure is None else {},  # which the server would learn
+            nodes if secure is None and private is None else {},  # which the server would learn
             note,
             partial(self.store_result, run),
             (*lines, *(line for line in remarks if line is not None)),
@@ -388,6 +398,7 @@ class OwnData:
             method.own_weights is not None,
             secure,
             None if secure is None else names_of_rows(silo),
+            private,
             BlockInState(block, silo, self.report_line) if specs else None,
         )
 
@@ -427,9 +438,35 @@ class OwnData:
         """
         allow, sent, least = self.attendance.allow, audit.sent, plan.first.least
         runs, of_server = audit.others
-        run = ProposedRun(run.config, run.program, run.needs, allow, sent, least, runs, of_server)
+        run = dataclasses.replace(
+            run, allow=allow, sent=sent, least=least, runs=runs, runs_of_server=of_server
+        )
         if (refusal := refusal_of(self.policy, run)) is not None:
             raise refusal
+
+    def privacy_account(
+        self, privacy: UpdatePrivacy | None, audit: RunAudit
+    ) -> PrivacyAccount | None:
+        """Return the account of a run with differential privacy, None for one without it.
+
+        Raises:
+            ConfigError: there is nowhere to write charges, or the silo has edges to others.
+        """
+        if privacy is None:
+            return None
+        if self.attendance.state is None:
+            raise ConfigError(
+                "expected a folder for states in a run with differential privacy, where charges "
+                "are written, got none: give --state",
+                **mistake("missing-option", "state"),
+            )
+        if len(self.silo.cross.row):
+            raise ConfigError(
+                "expected no edges to other silos in a run with differential privacy, whose hashes "
+                "leave without noise, got some: take them out of this silo's folder",
+                **mistake("refused-by-policy", "cross_edges"),
+            )
+        return PrivacyAccount(privacy, self.attendance.state, audit.run)
 
     def report_line(self, line: str) -> None:
         """Report a line to the silo's own people."""
@@ -451,6 +488,15 @@ class OwnData:
                 **mistake("unwritable-path", folder),
             ) from None
         self.report(Event(What.RESULT_STORED, self.silo.name, note=str(folder)))
+
+
+def noised_line(privacy: UpdatePrivacy) -> str:
+    """Return what differential privacy changes of what a silo sends, for its people."""
+    return (
+        f"differential privacy of a {privacy.unit}: epsilon {privacy.epsilon:g} at delta "
+        f"{privacy.delta:g} for {count_of(privacy.releases, 'release')} with noise; "
+        "counts of evaluation, numbers of nodes and figures of work are zeros"
+    )
 
 
 def masked_line(least: int) -> str:

@@ -42,6 +42,7 @@ from silograph.experiment.result_files import (
 )
 from silograph.experiment.run.recommender import make_recommender
 from silograph.experiment.run.trained_model import Preprocessing, TrainedModel
+from silograph.federation.session.private_reply import PrivateReplies
 from silograph.federation.session.silo_data import Outcome
 from silograph.federation.session.state_store import make_private
 from silograph.graph.block.block import ClientBlock, kinds
@@ -79,6 +80,7 @@ class SiloRun:
         method: of the run.
         method_config: what its ops read.
         block: the silo's own rows, where it computes.
+        private: noise and charges; None: a run without differential privacy.
     """
 
     silo: Silo
@@ -86,6 +88,7 @@ class SiloRun:
     method: Method
     method_config: MethodConfig
     block: ClientBlock
+    private: PrivateReplies | None = None
 
 
 def folder_of(results: Path, run: SiloRun, outcome: Outcome) -> Path:
@@ -284,6 +287,7 @@ def about_run(run: SiloRun, outcome: Outcome, whose: str | None) -> dict[str, An
         **classes_of(run, state, views, threshold_of(run, outcome)),
         "nodes": {"all": len(run.block.y), **{n: int(m.sum()) for n, m in masks.items()}},
         "ratings": sizes,
+        "privacy": None if run.private is None else run.private.spent(),
         # The graph and the cut of a simulation have no place here: the silo brought its own data.
         "config": {k: v for k, v in vars(run.config).items() if v is not None and k not in UNUSED},
     }

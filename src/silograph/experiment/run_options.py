@@ -181,6 +181,16 @@ class StudyOptions(TypedDict, total=False):
     secure_aggregation: bool
     """the server learns sums over clients only, of weights, gradients and counts, which clients
     mask (methods that need no reply of a single client)"""
+    dp_epsilon: float | None
+    """differential privacy: epsilon that the whole run may cost; needs dp_delta and dp_unit
+    (default: no differential privacy)"""
+    dp_delta: float | None
+    """delta at which dp_epsilon holds; well below 1 / number of units"""
+    dp_unit: Literal["silo"] | None
+    """what differential privacy hides: whether a whole silo takes part (DP-FedAvg)"""
+    dp_clip: float | None
+    """with dp_unit=silo: largest norm of a silo's update, to which larger ones are scaled
+    (default: 1)"""
     positive: str | None
     """of two classes the one that average precision, precision and recall, calibration and
     decisions are of (default: the second)"""

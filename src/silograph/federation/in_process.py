@@ -68,6 +68,8 @@ from silograph.federation.frame import (
     frame_sizes,
 )
 from silograph.federation.ledger import Account, Ledger, Record
+from silograph.federation.privacy.release import SimulatedNoise, is_noised
+from silograph.federation.privacy.updates import UpdatePrivacy
 from silograph.federation.secure.sums import SecureFold, weights_field
 from silograph.graph.block.block import ClientBlock, Route
 from silograph.graph.block.shards import ShardedClients
@@ -626,6 +628,7 @@ class InProcess:
         single_client_only: whether ops are written for one client: blocks then run them by
             `per_client`.
         secure: whether the server learns sums over clients only (`silograph.federation.secure`).
+        privacy: noise of clients' updates; None: without differential privacy.
 
     Attributes:
         ids: names of the clients.
@@ -646,7 +649,9 @@ class InProcess:
         compiled: bool = False,
         single_client_only: bool = False,
         secure: bool = False,
+        privacy: UpdatePrivacy | None = None,
     ) -> None:
+        self._noise = None if privacy is None else SimulatedNoise(privacy, secure=secure)
         self.ids, self.route, self.away = clients.ids, route, tuple[str, ...]()
         self.left_out, self.remembered = dict[str, str](), dict[str, Any]()
         self._strict, self._compiled, self._secure = strict, compiled, secure
@@ -739,6 +744,9 @@ class InProcess:
             part = inbox if is_alone else take_all(inbox, target.places_in_call)
             reply, cost = self._host.run(op_call, target.block, target.local, part)
             costs.append(cost)
+            if self._noise is not None and is_noised(op):
+                names = [self.ids[position] for position in target.positions.tolist()]
+                reply = self._noise.add(reply, names, key, len(positions))
             state = self._host.states[target.block]
             if fold is not None:
                 fold.add(reply, target.positions, state.holds)

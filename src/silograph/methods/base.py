@@ -36,6 +36,7 @@ from silograph.core.text import short_repr, state_of_fields
 from silograph.evaluation.scoring import Evaluation, OwnGraph
 from silograph.evaluation.views import UNCUT
 from silograph.federation.base import Federation
+from silograph.federation.privacy.updates import UpdatePrivacy
 from silograph.federation.program import Calls
 from silograph.graph.block.block import ClientBlock
 from silograph.nn.backends import TORCH, Backend
@@ -205,6 +206,7 @@ class MethodConfig(Generic[Options]):
         server_optimizer: name of the server's optimizer.
         server_step: its step from the mean; `Server.step` takes it.
         sent: how weights travel.
+        privacy: how updates are clipped and noised; None: without differential privacy.
     """
 
     model: TrainableModel
@@ -233,6 +235,7 @@ class MethodConfig(Generic[Options]):
     server_optimizer: str = NONE.name
     server_step: ServerStep = take_mean
     sent: SentWeights = PLAIN_WEIGHTS
+    privacy: UpdatePrivacy | None = None
 
     __getstate__ = state_of_fields  # what is worked out from them is not pickled
 
@@ -470,6 +473,8 @@ class Method(Generic[Options]):
         ratings: whether it can train models of ratings of users and items; see `trains_ratings`.
         only_sums: whether the server needs no reply of a single client, besides rows that it hands
             on: what runs with secure aggregation.
+        clips_updates: whether its rounds are one sum of clipped updates where `cfg.privacy` says
+            so: what runs with differential privacy of whole silos.
         deviation: returns in one line how a run with these options is not what the paper has; None:
             it is. Listings show it for the defaults, and runs and comparisons for theirs.
         note: returns one line about a whole run, from the options and the values of each fact in
@@ -500,6 +505,7 @@ class Method(Generic[Options]):
     makes_edges: bool = False
     ratings: bool = True
     only_sums: bool = False
+    clips_updates: bool = False
     deviation: Callable[[Options], str | None] = no_deviation
     note: Callable[[Options, Mapping[str, Sequence[float]]], str | None] | None = None
     facts: Mapping[str, str] = field(default_factory=dict)

@@ -31,8 +31,9 @@ from silograph.methods.base import (
     ServerState,
     Uncut,
 )
+from silograph.methods.clipped_updates import average_clipped, train_clipped
 from silograph.methods.local_training import AveragedModel, GlobalModel, LocalModel
-from silograph.methods.ops import ClientOp, Clients, Server, calls, op, program
+from silograph.methods.ops import ClientOp, Clients, Server, calls, op, program, when
 
 
 @op(Kind.WEIGHTS)
@@ -43,7 +44,10 @@ def train(
     return state, LocalModel.of(clients.fit(request.weights), clients.block)
 
 
-@calls(train)
+@calls(
+    when(lambda cfg: cfg.privacy is None, train),
+    when(lambda cfg: cfg.privacy is not None, train_clipped),
+)
 def average_and_step(
     server: Server[Any],
     state: ServerState,
@@ -51,6 +55,8 @@ def average_and_step(
 ) -> tuple[ServerState, RoundReport]:
     """Train at the selected clients, average, and let the server step towards the mean."""
     assert state.weights is not None  # set by init
+    if server.cfg.privacy is not None:
+        return server.step(state, *average_clipped(server, state.weights))
     mean, report = server.average(train, GlobalModel(state.weights), AveragedModel)
     if mean is None:  # no selected client has a training node
         return state, report
@@ -66,7 +72,11 @@ def averaging(train: ClientOp[GlobalModel, LocalModel], state: type = Empty) -> 
     """
     own_round = calls(train)(partial(average_and_step, train=train))  # which pickle can write
     return dataclasses.replace(
-        FEDAVG, **program(own_round, state=state), small_weights=False, cautions=()
+        FEDAVG,
+        **program(own_round, state=state),
+        small_weights=False,
+        cautions=(),
+        clips_updates=False,
     )
 
 
@@ -93,6 +103,7 @@ FEDAVG: AnyMethod = Method(
     server_step=True,
     weighs_classes=True,
     only_sums=True,
+    clips_updates=True,
 )
 
 FEDOPT: AnyMethod = dataclasses.replace(
@@ -115,6 +126,7 @@ CENTRALIZED: AnyMethod = dataclasses.replace(
     "networks, ICLR 2017",
     needs=Needs(keep_optimizer=True),
     small_weights=False,
+    clips_updates=False,
     setting=Uncut(),
     aggregates=False,
     server_step=False,

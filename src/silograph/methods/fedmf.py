@@ -145,7 +145,12 @@ def row_averaging(train: ClientOp[SharedModel, LocalChange]) -> AnyMethod:
     """Return FedMF whose clients train by another op with the messages of `train_items`."""
     own_round = calls(train)(partial(average_rows, train=train))  # which pickle can write
     return replace(
-        FEDAVG, **program(own_round), small_weights=False, aggregates=False, weighs_classes=False
+        FEDAVG,
+        **program(own_round),
+        small_weights=False,
+        aggregates=False,
+        weighs_classes=False,
+        clips_updates=False,
     )
 
 

@@ -26,6 +26,7 @@ from silograph.core.setting_values import (
 )
 from silograph.experiment.resolve.data import STANDARD, WEIGHED_SAMPLERS
 from silograph.experiment.resolve.parts import Parts
+from silograph.experiment.resolve.privacy import exclusions_of_privacy, has_privacy
 from silograph.experiment.resolve.user_code import import_spec, is_spec
 from silograph.graph.graph import LabelForm, Schema
 from silograph.methods import METHODS
@@ -627,6 +628,8 @@ def exclusions_of_parts(
     )
     if config.secure_aggregation:
         yield from _exclusions_of_secure_sums(config, parts, is_plain=is_plain)
+    if has_privacy(config):
+        yield from exclusions_of_privacy(config, parts)
     # Features that are made.
     yield (
         config.features == "degree" and config.normalize == "row",
@@ -818,6 +821,12 @@ def exclusions_of_model(
             ("dataset", "relevant"),
         )
     shares = isinstance(model, RatingBiases | RatingProfiles) and model.shared != "none"
+    yield (
+        config.dp_unit is not None and shares,
+        "expected model.shared=none for dp_unit, which does not cover sums of single users and "
+        "items: leave one of them out",
+        ("model.shared", "dp_unit"),
+    )
     yield (
         config.secure_aggregation and shares,
         "expected model.shared=none for secure_aggregation, which does not cover sums of single "

@@ -72,6 +72,7 @@ from silograph.experiment.resolve.parts import (
     with_default_model,
     with_model_for,
 )
+from silograph.experiment.resolve.privacy import clip_of, privacy_of
 from silograph.experiment.resolve.run_request import (
     PENDING,
     CutGraph,
@@ -272,6 +273,12 @@ def num_workers(config: RunConfig | ResolvedConfig) -> int | None:
             "expected a run without workers for secure_aggregation, as masked replies are summed "
             "in one process: leave engine and workers out, or secure_aggregation",
             **mistake("conflicting-options", ["secure_aggregation", "workers"]),
+        )
+    if (is_ray or workers not in (None, 1)) and config.dp_unit is not None:
+        raise ConfigError(
+            "expected a run without workers for dp_unit, as noise is added in one process: leave "
+            "engine and workers out, or dp_unit",
+            **mistake("conflicting-options", ["dp_unit", "workers"]),
         )
     if isinstance(workers, int):
         return workers
@@ -494,6 +501,7 @@ def resolve(
         rates=parse_rate_schedule(
             user_config.lr_schedule, user_config.rounds, user_config.warmup_rounds
         ),
+        privacy=privacy_of(config),
     )
     with in_function(method.check, f"check of method {method.name}"):
         method.check(method_config)
@@ -530,6 +538,7 @@ def fill_defaults(config: RunConfig, parts: Parts) -> dict[str, Any]:
         "local_epochs": config.local_epochs or needs.local_epochs,
         "keep_optimizer": keep_optimizer,
         "evaluation_min_count": config.evaluation_min_count or 0,
+        "dp_clip": clip_of(config),
         "speeds": (config.speeds or EQUAL) if has_clock else None,
         "links": (config.links or DEFAULT_LINKS) if has_clock else None,
         **{name: seed_of(config, name) for name in ("partition_seed", "split_seed", "init_seed")},
@@ -540,7 +549,8 @@ def scores_on_receipt(config: RunConfig, parts: Parts) -> bool:
     """Whether the server's model of a round is scored by who receives it to train in the next.
 
     Not where something needs the scores before that: a controller, or a selector that reads them.
-    And not where sums are masked: a mean of weights and a sum of counts are two sums.
+    And not where sums are masked: a mean of weights and a sum of counts are two sums. With
+    differential privacy no count leaves with an update.
     """
     method, selector = parts.method.part, parts.selector.part
     needs_scores = selector.observe is not None and selector.uses_scores
@@ -550,6 +560,7 @@ def scores_on_receipt(config: RunConfig, parts: Parts) -> bool:
     return (
         declared
         and not config.secure_aggregation
+        and config.dp_unit is None
         and isinstance(method.evaluate, OwnGraph)
         and method.evaluate.view == "server"
         and method.own_weights is None

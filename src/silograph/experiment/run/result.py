@@ -26,6 +26,7 @@ from silograph.exchange.collect import collect, local_graph
 from silograph.experiment.report import write_report
 from silograph.experiment.report.reading import size_text
 from silograph.experiment.resolve.data import Cut, clients_block
+from silograph.experiment.resolve.privacy import privacy_of
 from silograph.experiment.resolve.resolve import DTYPES
 from silograph.experiment.resolve.user_code import absolute, import_spec, names_file
 from silograph.experiment.result_files import ALL_BIASES, FACT, MODELS, VIRTUAL, Row, frame_of
@@ -60,6 +61,7 @@ from silograph.experiment.terminal_table import (
 )
 from silograph.federation.in_process import InProcess
 from silograph.federation.ledger import Ledger
+from silograph.federation.privacy.updates import spent_facts
 from silograph.graph.block.block import make_block, whole
 from silograph.graph.column_statistics import EDGE_WEIGHTS, FEATURES, ColumnStatistics
 from silograph.graph.graph import pairs_among
@@ -223,6 +225,15 @@ class Result:
         return self.ledger.flops
 
     @property
+    def privacy(self) -> dict[str, Any] | None:
+        """What the rounds of the run have cost by differential privacy; None without it."""
+        privacy = privacy_of(self.config)
+        if privacy is None:
+            return None
+        rounds = max((record.round for record in self.ledger.records), default=0)
+        return spent_facts(privacy, {privacy.noise_multiplier: rounds})
+
+    @property
     def metric(self) -> Metric:
         """The metric that picked the best round."""
         return METRICS[self.config.metric]
@@ -319,6 +330,7 @@ class Result:
             **({} if self.threshold is None else {"threshold": self.threshold.to_dict()}),
             "confusion": None if self.confusion is None else self.confusion.tolist(),
             "local_bias": self.local_bias,
+            **({} if self.privacy is None else {"privacy": self.privacy}),
             **(
                 {}
                 if self.cut is None or not self.cut.test_leaks
@@ -448,6 +460,7 @@ class Result:
         if self.local_bias is not None:
             distance_note = "mean distance of logits to a centralized model's"
             yield f"local bias: {self.local_bias:.4g}, {distance_note}"
+        yield from self._privacy_lines()
         if self.held is not None:
             yield f"held by the server: features, labels and edges of {self.held:.0%} of the nodes"
         if self.cut is not None and (leaks := self.cut.test_leaks):
@@ -485,8 +498,23 @@ class Result:
         if worse is not None:
             yield f"note: {worse}"
 
+    def _privacy_lines(self) -> Iterator[str]:
+        """Yield what differential privacy has cost, and what is outside its guarantee."""
+        spent = self.privacy
+        if spent is None:
+            return
+        rounds = count_of(spent["releases"], "round")
+        yield (
+            f"differential privacy of a {spent['unit']}: epsilon {spent['epsilon']:.4g} at delta "
+            f"{spent['delta']:g} after {rounds} (noise multiplier {spent['noise_multiplier']:.4g})"
+        )
+        if self.cut is not None:
+            yield "scores are measured outside this guarantee, and the noise follows from the seed"
+
     def _missing_validation(self) -> str | None:
         """Return why no validation score picked the round; None where one did."""
+        if self.config.dp_unit is not None:
+            return "differential privacy"
         if getattr(self.val, self.method.evaluate.view) is not None:
             return None
         if self.cut is not None and not bool(self.cut.copies_split.val.any()):

@@ -196,6 +196,7 @@ def make_engine(run: SimulatedRun) -> Engine:
             compiled=compiled,
             single_client_only=single_client_only,
             secure=config.secure_aggregation,
+            privacy=method_config.privacy,
         )
     from silograph.federation.workers.engine import Pool, Workers
     from silograph.federation.workers.processes import ProcessPool

@@ -167,6 +167,7 @@ class AuditedRun:
         repeats: rounds that were begun again.
         refusals: what was refused, or failed; one entry may stand for many.
         refused: how many they were.
+        spent: what the run has cost of the privacy budget; None: nothing was charged.
         ended: the entry that calls it over, else its last one of an end; None where it has none, as
             after a crash.
     """
@@ -180,6 +181,7 @@ class AuditedRun:
     repeats: int = 0
     refusals: list[AuditEntry] = field(default_factory=list)
     refused: int = 0
+    spent: Mapping[str, Any] | None = None
     ended: AuditEntry | None = None
 
     @property
@@ -206,6 +208,13 @@ class AuditedRun:
                 self.repeats += "begins" in facts and number <= (self.rounds or (0, -1))[1]
                 first, last = self.rounds or (number, number)
                 self.rounds = min(first, number), max(last, number)
+            case "charged":
+                self.spent = {
+                    "unit": str(facts["unit"]),
+                    "epsilon": float(facts["epsilon"]),
+                    "delta": float(facts["delta"]),
+                    "releases": _count(facts["releases"]),
+                }
             case "refused":
                 self.refused += _count(facts["times"])
                 self.refusals.append(entry)
@@ -477,6 +486,11 @@ class RunAudit:
         self.hello = 0  # bytes of hellos of this process
 
     @property
+    def run(self) -> str:
+        """Public name of the run."""
+        return self._run
+
+    @property
     def others(self) -> tuple[int, int]:
         """How many other runs the silo has agreed to: of anybody, and of this server.
 
@@ -560,6 +574,10 @@ class RunAudit:
         self._calls += 1
         self._sent += size
         self._bytes += size
+
+    def record_charge(self, facts: Mapping[str, Any]) -> None:
+        """Record what a reply costs of the privacy budget; it is on the disk when this returns."""
+        self._audit.add("charged", {"run": self._run, **facts}, force=True)
 
     def record_refusal(self, reason: str) -> None:
         """Record a refusal or a failure."""

@@ -23,11 +23,12 @@ from silograph.core.errors import (
 )
 from silograph.core.kinds import Kind
 from silograph.core.payload import Field, State, moved, state_of
-from silograph.core.work import metered
+from silograph.core.work import Meter, metered
 from silograph.federation.base import Op
 from silograph.federation.check import of_round, run_op
 from silograph.federation.frame import RESULT, Envelope, decode, encode
 from silograph.federation.matching import NONCE_BYTES, Disagreement, to_payload
+from silograph.federation.privacy.release import is_noised
 from silograph.federation.program import (
     BLANK,
     Call,
@@ -280,7 +281,8 @@ class Responder:
             case Type.RESULT:
                 self._finish(message.body)
             case Type.HEAD:
-                self._require_start("HEAD")
+                if self._require_start("HEAD").private is not None:
+                    raise ProtocolError("expected no HEAD with differential privacy, got one")
                 return Type.DONE, facts_body(self.audit.sign_head())
             case Type.HEADS:
                 self._require_start("HEADS")
@@ -504,18 +506,25 @@ class Responder:
         if self._row_masking is not None:
             reply = self._row_masking.mask_reply(agreed_call.reply_specs, reply, inbox, self._round)
         answer = replace(envelope, kind=agreed_call.reply_kind)
+        if prepared.private is not None:
+            meter = Meter(1)  # work depends on the data
+            prepared.private.check_leaves(agreed_call, reply)
+            if is_noised(agreed_call.op) and call.by is None:
+                reply = prepared.private.with_noise(answer, inbox, reply)
         sent_envelope, sent = answer, reply
         if call.by is not None:
             assert prepared.secure is not None  # see `_call`
             from silograph.federation.session.summed_reply import SummedReply, Summing
 
             name = self._name or ""
+            private = prepared.private if is_noised(agreed_call.op) else None
             self._summed = SummedReply(
                 Summing(name, self._token, call.called, prepared.secure, self._store.revealed),
                 answer,
                 reply,
                 call.by,
                 inbox,
+                private,
             )
             sent_envelope, sent = self._summed.keys()
         frame = encode(sent_envelope, sent, 0)

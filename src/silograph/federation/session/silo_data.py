@@ -17,6 +17,7 @@ from silograph.federation.program import Course
 from silograph.federation.secure.row_form import RowNames
 from silograph.federation.secure.sums import SecureSums
 from silograph.federation.session.audit import RunAudit
+from silograph.federation.session.private_reply import PrivateReplies
 from silograph.graph.block.block import ClientBlock
 
 
@@ -116,6 +117,7 @@ class Prepared:
         own_model: whether the silo predicts with weights that are nowhere but in its state.
         secure: what was agreed of secure sums; None: replies are sent as they are.
         rows: what the silo knows of the rows that it exchanges, for secure sums.
+        private: noise and charges of what leaves; None: a run without differential privacy.
         block_in: the block that ops get with a state of the silo, which may hold what completes
             the block (`silograph.exchange.collect`); None: it is always `block`.
     """
@@ -133,6 +135,7 @@ class Prepared:
     own_model: bool = False
     secure: SecureSums | None = None
     rows: RowNames | None = None
+    private: PrivateReplies | None = None
     block_in: Callable[[State], ClientBlock] | None = None
 
     @cached_property

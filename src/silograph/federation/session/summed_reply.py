@@ -2,10 +2,10 @@
 
 Once the op of a call has run, the silo answers with public keys in place of the reply. The server
 then asks for shares, masked values, a confirmation of who is there and what unmasks their sum, each
-once and in order. A call that
-comes in between ends the sum, and the stored reply is never sent.
+once and in order. A call that comes in between ends the sum, and the stored reply is never sent.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -15,7 +15,7 @@ from silograph.core.kinds import Kind
 from silograph.core.payload import Payload, Shared
 from silograph.federation.frame import Envelope
 from silograph.federation.program import digest_of_fields
-from silograph.federation.secure.protocol import Prover, SiloSum
+from silograph.federation.secure.protocol import PRESENT, Dealt, Prover, SiloSum
 from silograph.federation.secure.revealed import RevealedSums
 from silograph.federation.secure.sums import SecureSums, layout_of_reply, vector_of
 from silograph.federation.secure.wire import (
@@ -31,6 +31,7 @@ from silograph.federation.secure.wire import (
     revealed_payload,
 )
 from silograph.federation.session.message import Type
+from silograph.federation.session.private_reply import PrivateReplies
 
 STEPS = {
     Type.SHARE: Kind.SHARES,
@@ -73,19 +74,29 @@ class SummedReply:
         reply: as the op has returned it, checked.
         by: field with the weights of a mean; "" of a sum.
         inbox: what the silo was called with.
+        private: adds the silo's share of noise; None: the reply leaves without.
 
     Raises:
         ProtocolError: values beyond the bounds of fixed point.
     """
 
     def __init__(
-        self, summing: Summing, envelope: Envelope, reply: Payload, by: str, inbox: Payload
+        self,
+        summing: Summing,
+        envelope: Envelope,
+        reply: Payload,
+        by: str,
+        inbox: Payload,
+        private: PrivateReplies | None = None,
     ) -> None:
         sums = summing.sums
         layout = layout_of_reply(reply, envelope.kind, by, sums.silos)
         self._name, self._envelope = summing.name, envelope
         self._about = name_of_sum(envelope)
+        self._reply, self._inbox, self._layout, self._private = reply, inbox, layout, private
         self._values: np.ndarray = vector_of(reply, 0, layout)
+        self._noise_seed = b""
+        self._everyone = False  # whether all silos of the sum have dealt shares
         # Keys prove what was asked, too: a server that asks one silo for another encoding, or
         # gives it other weights, could tell its part of the sum from that of the others.
         shared = {n: field for n, field in inbox.items() if isinstance(field, Shared)}
@@ -124,11 +135,25 @@ class SummedReply:
             self._holders = holders_of(self._name, self._silos, seed)
             return answer, dealt_payload(self._sum.share(keys, self._silos, seed))
         if kind is Type.MASK:
-            return answer, masked_payload(
-                self._sum.mask(self._values, read_shares(payload, self._holders))
-            )
+            return answer, masked_payload(self._mask(read_shares(payload, self._holders)))
         if kind is Type.CONFIRM:
-            confirmed = self._sum.confirm(read_states(payload, self._silos))
+            states = read_states(payload, self._silos)
+            confirmed = self._sum.confirm(states)
+            self._everyone &= all(state == PRESENT for state in states.values())
             return answer, confirmed_payload(confirmed, self._holders)
         revealed = self._sum.reveal(read_tags(payload, self._holders))
+        if self._private is not None:
+            self._private.check_reveal(
+                self._envelope.round, self._noise_seed, everyone=self._everyone
+            )
         return answer, revealed_payload(revealed, self._holders)
+
+    def _mask(self, dealt: Mapping[str, Dealt]) -> np.ndarray:
+        """Return masked values, with the silo's share of noise where there is any."""
+        if self._private is not None:
+            self._everyone = len(dealt) + 1 == len(self._holders)
+            noised, self._noise_seed = self._private.with_share(
+                self._envelope, self._inbox, self._reply, self._silos
+            )
+            self._values = vector_of(noised, 0, self._layout)
+        return self._sum.mask(self._values, dealt)

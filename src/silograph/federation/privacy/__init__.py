@@ -1,0 +1,1 @@
+"""Differential privacy: clipped updates on a grid, integer noise, and what releases cost."""

@@ -1,0 +1,155 @@
+"""What a silo's releases have cost, over all runs: a file of charges, and the secret of its noise.
+
+Each line of the file is one charge: a reply with noise that left, or was about to. It is on the
+disk before the reply leaves, so a killed process has sent less than the file says, never more. The
+file outlives runs; deleting it deletes what the silo knows of its budget.
+
+The secret (32 bytes, readable by its owner only) keys the noise. Whoever has it can subtract the
+noise from everything that has left.
+"""
+
+import json
+import os
+from collections import Counter
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from silograph.core.errors import CheckpointError, PolicyError, mistake
+from silograph.core.files import opens_private, sync_folder
+
+LEDGER, SECRET = "privacy.jsonl", "noise.key"
+SECRET_BYTES = 32
+# What is written of the noise of a sum besides its charge.
+CHARGED, REVEALED, USED = "charged", "revealed", "used"
+
+
+@dataclass(frozen=True)
+class Charge:
+    """One line of the file.
+
+    Attributes:
+        event: `charged`: a reply with this noise may leave. Of secure sums also `revealed`: a sum
+            over all silos was unmasked, and `used`: one over fewer silos was, so that this noise
+            must not leave again.
+        run: public name of the run.
+        unit: what the guarantee is for.
+        noise_multiplier: scale of the noise of a released sum, as a multiple of the clip.
+        round: number of the round.
+        noise: names the noise, in hexadecimal.
+    """
+
+    event: str
+    run: str
+    unit: str
+    noise_multiplier: float
+    round: int
+    noise: str
+
+
+class PrivacyLedger:
+    """The charges of a silo.
+
+    Args:
+        folder: the silo's folder of states, which one process has at a time.
+
+    Raises:
+        CheckpointError: the file is damaged.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / LEDGER
+        self._charges = self._read()
+        self._events = {(charge.event, charge.noise) for charge in self._charges}
+
+    def _read(self) -> list[Charge]:
+        """Return the charges so far; cut off a line that a killed process did not finish."""
+        try:
+            data = self._path.read_bytes()
+        except FileNotFoundError:
+            return []
+        whole = data.rfind(b"\n") + 1
+        if whole < len(data):  # what it tells of has not left
+            os.truncate(self._path, whole)
+        try:
+            return [_charge_of(json.loads(line)) for line in data[:whole].splitlines()]
+        except (ValueError, TypeError, RecursionError):
+            raise CheckpointError(
+                f"expected charges of a privacy budget in {self._path}, got something else: "
+                "restore the file; without it the silo does not know what it has spent",
+                **mistake("damaged-file", self._path),
+            ) from None
+
+    def has(self, event: str, noise: str) -> bool:
+        """Whether an event of this noise is written down."""
+        return (event, noise) in self._events
+
+    def add(self, charge: Charge) -> None:
+        """Write a line, which is on the disk when this returns; one that is there stays alone.
+
+        Raises:
+            PolicyError: it cannot be written, so the reply must not leave.
+        """
+        if self.has(charge.event, charge.noise):
+            return
+        is_new = not self._path.exists()
+        try:
+            with open(self._path, "ab", buffering=0, opener=opens_private) as file:
+                before = file.tell()
+                line = json.dumps(asdict(charge)).encode() + b"\n"
+                if file.write(line) != len(line):
+                    file.truncate(before)
+                    raise OSError(None, "No space left on device")
+                os.fsync(file.fileno())
+            if is_new:
+                sync_folder(self._path.parent)
+        except OSError as error:
+            raise PolicyError(
+                f"expected to write the charge of a reply to {self._path}, got: {error.strerror}: "
+                "the silo leaves the run",
+                **mistake("unwritable-path", self._path),
+            ) from None
+        self._charges.append(charge)
+        self._events.add((charge.event, charge.noise))
+
+    def releases(self, unit: str) -> dict[str, Counter[float]]:
+        """Return the number of charges of a unit by run and noise multiplier."""
+        by_run: dict[str, Counter[float]] = {}
+        for charge in self._charges:
+            if charge.event == CHARGED and charge.unit == unit:
+                by_run.setdefault(charge.run, Counter())[charge.noise_multiplier] += 1
+        return by_run
+
+
+def _charge_of(values: Any) -> Charge:
+    """Return the charge of a line; raise `ValueError` or `TypeError` if it is none."""
+    charge = Charge(**values)
+    kinds = {name: type(value) for name, value in asdict(charge).items()}
+    if kinds != Charge.__annotations__ or not charge.noise_multiplier > 0:
+        raise ValueError(values)
+    return charge
+
+
+def read_or_make_secret(folder: Path) -> bytes:
+    """Return the secret of a silo's noise, which is made once.
+
+    Raises:
+        CheckpointError: the file is damaged.
+    """
+    path = folder / SECRET
+    try:
+        with open(path, "xb", opener=opens_private) as file:
+            file.write(os.urandom(SECRET_BYTES))
+            file.flush()
+            os.fsync(file.fileno())
+        sync_folder(folder)
+    except FileExistsError:
+        pass
+    secret = path.read_bytes()
+    if len(secret) != SECRET_BYTES:
+        raise CheckpointError(
+            f"expected {SECRET_BYTES} bytes in {path}, got {len(secret)}: delete the file; replies "
+            "to earlier requests then have new noise, which is charged",
+            **mistake("damaged-file", path),
+        )
+    return secret

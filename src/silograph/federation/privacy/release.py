@@ -1,0 +1,67 @@
+"""Which replies are released with noise, and the noise of clients in one process.
+
+In a real federation each silo adds its own noise (`silograph.federation.session.private_reply`).
+"""
+
+from collections.abc import Sequence
+from hashlib import blake2b
+from typing import TypeVar
+
+from silograph.core.key import Key
+from silograph.core.payload import Payload
+from silograph.federation.privacy.updates import UpdatePrivacy, add_noise
+from silograph.federation.secure.partners import topology_of
+
+AnyOp = TypeVar("AnyOp")
+MARK = "needs_noise"
+
+
+def needs_noise(op: AnyOp) -> AnyOp:
+    """Declare that replies of an op are clipped integers, which leave with noise only."""
+    op.__dict__[MARK] = True
+    return op
+
+
+def is_noised(op: object) -> bool:
+    """Whether replies of an op leave with noise."""
+    return MARK in op.__dict__
+
+
+def shares_of(silos: int, *, secure: bool) -> int:
+    """Return how many silos share the noise of a sum over `silos`: the fewest that may be left.
+
+    Without secure aggregation the server sees each silo's reply, so each has all of the noise. With
+    it a sum of fewer silos than the threshold is never unmasked.
+    """
+    return topology_of(silos).threshold if secure else 1
+
+
+class SimulatedNoise:
+    """Adds the noise of clients in one process, from keys of the run.
+
+    Whoever knows the run's seed knows the noise: a simulation shows what noise does to a model, and
+    hides nothing.
+
+    Args:
+        privacy: of the run.
+        secure: whether replies are summed securely.
+    """
+
+    def __init__(self, privacy: UpdatePrivacy, *, secure: bool) -> None:
+        self._privacy, self._secure = privacy, secure
+
+    def add(self, reply: Payload, ids: Sequence[str], key: Key, called: int) -> Payload:
+        """Return the reply of a block with noise.
+
+        Args:
+            reply: clipped integers of the block's clients.
+            ids: names of these clients.
+            key: of the call.
+            called: number of clients of the call.
+        """
+        sigma = self._privacy.sigma(shares_of(called, secure=self._secure))
+        for position, name in enumerate(ids):
+            secret = key.value.to_bytes(8, "little")
+            seed = blake2b(name.encode(), digest_size=32, key=secret, person=b"silograph noise")
+            reply = add_noise(reply, position, seed.digest(), sigma)
+        return reply

@@ -1,0 +1,171 @@
+"""A silo's half of differential privacy in a session: what may leave, noise, and charges.
+
+Noise is keyed by the silo's secret together with the run, the round, the op and digests of the
+request and of the reply without noise. So the same request gets the same reply, at no further cost,
+also in a resumed run. Any other request, or any other reply to the same one, has noise that is
+independent of all before, and is charged. Two replies with the same noise and different values,
+whose difference would show both, cannot leave.
+
+In a secure sum the noise of a silo is a share. It also depends on the silos of the sum. A server
+that had the same round summed twice, once without a silo, would get the difference of two sums with
+the same noise: that silo's values with its share alone. So noise that was in a sum over fewer
+silos than began it is not used again, and noise that was in a sum over all of them is revealed in
+no other sum.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from hashlib import blake2b
+from typing import Any
+
+from silograph.core.errors import PolicyError, ProtocolError, mistake
+from silograph.core.kinds import Kind
+from silograph.core.payload import Payload, Shared
+from silograph.core.text import count_of
+from silograph.federation.frame import Envelope
+from silograph.federation.privacy.budget import CHARGED, REVEALED, USED, Charge, PrivacyLedger
+from silograph.federation.privacy.release import is_noised, shares_of
+from silograph.federation.privacy.updates import UpdatePrivacy, add_noise, spent_facts
+from silograph.federation.program import Call, digest_of_fields
+
+
+class PrivateReplies:
+    """Adds noise to the replies of one run at a silo, and charges them.
+
+    Args:
+        privacy: of the run.
+        ledger: of the silo.
+        secret: of its noise.
+        run: public name of the run.
+        record: writes a charge into the audit file.
+    """
+
+    def __init__(
+        self,
+        privacy: UpdatePrivacy,
+        ledger: PrivacyLedger,
+        secret: bytes,
+        run: str,
+        record: Callable[[Mapping[str, Any]], None],
+    ) -> None:
+        self._privacy, self._ledger, self._run, self._record = privacy, ledger, run, record
+        self._key = blake2b(run.encode(), digest_size=32, key=secret, person=b"silograph noise")
+
+    def check_leaves(self, call: Call, reply: Payload) -> None:
+        """Raise `PolicyError` for a reply that is neither noised nor the same whatever the data.
+
+        Counts of evaluation are zeros: the silo scores the model for itself.
+        """
+        if is_noised(call.op) or not reply:
+            return
+        if call.reply_kind is Kind.EVALUATION and not any(f.t.any() for f in reply.values()):
+            return
+        raise PolicyError(
+            f"expected replies with noise only in a run with differential privacy, got one of "
+            f"{call.op.__name__} without: the silo leaves the run",
+            **mistake("refused-by-policy", "differential privacy"),
+        )
+
+    def with_noise(self, envelope: Envelope, inbox: Payload, reply: Payload) -> Payload:
+        """Return a reply with all of the noise, once it is charged.
+
+        Args:
+            envelope: of the reply.
+            inbox: what the silo was called with.
+            reply: clipped integers.
+        """
+        seed = self._seed(envelope, inbox, reply)
+        self._charge(envelope.round, seed)
+        return add_noise(reply, 0, seed, self._privacy.sigma())
+
+    def with_share(
+        self, envelope: Envelope, inbox: Payload, reply: Payload, silos: Sequence[str]
+    ) -> tuple[Payload, bytes]:
+        """Return a reply with the silo's share of the noise, and the seed of it; see `with_noise`.
+
+        Args:
+            envelope: of the reply.
+            inbox: what the silo was called with.
+            reply: clipped integers.
+            silos: that begin the sum.
+        """
+        attempt = 0
+        while True:
+            seed = self._seed(envelope, inbox, reply, "\n".join(sorted(silos)), attempt)
+            if not self._ledger.has(USED, _name_of(seed)):
+                break
+            attempt += 1
+        self._charge(envelope.round, seed)
+        sigma = self._privacy.sigma(shares_of(len(silos), secure=True))
+        return add_noise(reply, 0, seed, sigma), seed
+
+    def check_reveal(self, number: int, seed: bytes, *, everyone: bool) -> None:
+        """Write down that a sum with some noise is unmasked.
+
+        Args:
+            number: of the round.
+            seed: of the noise.
+            everyone: whether all silos that began the sum are in it, as far as this one sees.
+
+        Raises:
+            ProtocolError: the noise was in another sum.
+        """
+        was_revealed = self._ledger.has(REVEALED, _name_of(seed))
+        self._ledger.add(self._line(REVEALED if everyone else USED, number, seed))
+        if was_revealed and not everyone:
+            raise ProtocolError(
+                "expected a secure sum over the silos of the one before with the same noise, got "
+                "one over fewer: their difference would show a silo's update",
+                **mistake("secure-sum", ""),
+            )
+
+    def spent(self) -> dict[str, Any]:
+        """Return what the run has cost this silo so far."""
+        own = self._ledger.releases(self._privacy.unit).get(self._run, Counter[float]())
+        return spent_facts(self._privacy, own)
+
+    def _seed(
+        self,
+        envelope: Envelope,
+        inbox: Payload,
+        reply: Payload,
+        silos: str = "",
+        attempt: int = 0,
+    ) -> bytes:
+        request = {name: field for name, field in inbox.items() if isinstance(field, Shared)}
+        about = f"{envelope.op} {envelope.round} {envelope.step} {attempt}\n{silos}".encode()
+        seed = self._key.copy()
+        for part in (about, digest_of_fields(request), digest_of_fields(reply)):
+            seed.update(len(part).to_bytes(8, "little") + part)
+        return seed.digest()
+
+    def _charge(self, number: int, seed: bytes) -> None:
+        """Charge a reply that is about to leave, unless it has left before.
+
+        Raises:
+            PolicyError: the run has cost all that the silo agreed to.
+        """
+        if self._ledger.has(CHARGED, _name_of(seed)):
+            return
+        unit, most = self._privacy.unit, self._privacy.releases
+        so_far = self._ledger.releases(unit).get(self._run, Counter[float]()).total()
+        if so_far >= most:
+            raise PolicyError(
+                f"expected {count_of(most, 'release')} with noise in the run, for which "
+                f"this silo agreed to epsilon {self._privacy.epsilon:g}, got a request for one "
+                "more: the silo leaves the run",
+                **mistake("refused-by-policy", "privacy_budget"),
+            )
+        self._ledger.add(self._line(CHARGED, number, seed))
+        self._record({"round": number, **self.spent()})
+
+    def _line(self, event: str, number: int, seed: bytes) -> Charge:
+        privacy = self._privacy
+        return Charge(
+            event, self._run, privacy.unit, privacy.noise_multiplier, number, _name_of(seed)
+        )
+
+
+def _name_of(seed: bytes) -> str:
+    """Return a public name of noise, from which the noise does not follow."""
+    return blake2b(seed, digest_size=16, person=b"silograph name").hexdigest()

@@ -1,0 +1,186 @@
+"""Differential privacy over gRPC: what leaves, what it is charged, and when a silo refuses."""
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("grpc")
+pytest.importorskip("cryptography")
+pytest.importorskip("dp_accounting")
+
+from mistakes import raises_code
+from runs import rows_of, same_bits, weights_of
+from silograph.core.config import RunConfig
+from silograph.core.errors import ConfigError
+from silograph.deploy.policy import PrivacyBudget, SiloPolicy
+from silograph.deploy.server import resume_server, serve
+from silograph.deploy.server_settings import ServerSettings
+from silograph.experiment.run.result import Result
+from silograph.federation.privacy.accounting import epsilon_of
+from silograph.federation.privacy.budget import LEDGER, SECRET, PrivacyLedger
+from silograph.federation.session.audit import read_audit
+from silograph.graph.graph import Graph
+from silos import config_of, federate, folders
+
+PLAIN = ServerSettings("127.0.0.1:0", insecure=True, patience=60)
+BASE: dict[str, Any] = {
+    "partition": "random",
+    "method": "fedavg",
+    "rounds": 2,
+    "hidden": 8,
+    "split": "0.4/0.3/0.3",
+    "dp_epsilon": 50.0,
+    "dp_delta": 1e-5,
+    "dp_unit": "silo",
+}
+MakeGraph = Callable[..., Graph]
+SECURE = [pytest.param(False, id="plain"), pytest.param(True, id="secure")]
+
+
+def private_folders(graph: Graph, config: RunConfig, path: Path) -> tuple[Path, ...]:
+    """Folders of silos without edges between them, whose noise has known secrets."""
+    silos = folders(graph, config, path)
+    for number, silo in enumerate(silos):
+        file = silo / "cross_edges.npz"
+        with np.load(file) as arrays:
+            np.savez(file, **{name: array[:0] for name, array in arrays.items()})
+        (silo / "state").mkdir(mode=0o700)
+        (silo / "state" / SECRET).write_bytes(bytes([number]) * 32)
+    return silos
+
+
+def releases(silo: Path) -> int:
+    return sum(n.total() for n in PrivacyLedger(silo / "state").releases("silo").values())
+
+
+@pytest.mark.parametrize("secure", SECURE)
+def test_only_noised_sums_leave(secure: bool, make_graph: MakeGraph, tmp_path: Path) -> None:
+    config = config_of(3, **BASE, secure_aggregation=secure, out=str(tmp_path / "out"))
+    silos = private_folders(make_graph(60), config, tmp_path / "silos")
+    audits = {silo: {"audit": silo / "audit.jsonl"} for silo in silos}
+    result = federate(silos, config, PLAIN, keep=True, own=audits)
+    # The server: neither loss, scores, work nor numbers of nodes.
+    assert result.ledger.flops == 0
+    assert {row["train_loss"] for row in result.rounds} == {None}
+    assert all(v is None for row in result.rounds for n, v in row.items() if n.startswith("val_"))
+    session = json.loads((tmp_path / "out/session.json").read_text())
+    assert not any(session["nodes"].values())
+    assert result.best_round == config.rounds
+    spent = result.privacy
+    assert spent is not None
+    assert 0 < spent["epsilon"] <= 50
+    for silo in silos:
+        (own,) = (silo / "results").glob("*/result.json")
+        about = json.loads(own.read_text())
+        assert about["privacy"] == spent
+        assert about["test"]["server"]["accuracy"] is not None  # its own scores of the model
+        assert releases(silo) == config.rounds
+        with (silo / "audit.jsonl").open("rb") as file:
+            (run,) = read_audit(file).runs
+        assert run.spent is not None
+        assert run.spent["epsilon"] == spent["epsilon"]
+    page = (tmp_path / "out/report.html").read_text()
+    assert "epsilon at delta" in page
+
+
+@pytest.mark.parametrize("secure", SECURE)
+def test_a_resumed_run_has_the_same_bits_and_costs_no_more(
+    secure: bool, make_graph: MakeGraph, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server dies in round 2, once the silos have answered, and does the round again."""
+    options = BASE | {"rounds": 3, "secure_aggregation": secure}
+    config, graph = config_of(3, **options), make_graph(60)
+    monkeypatch.setattr("silograph.deploy.server.secrets.token_bytes", lambda n: bytes(n))
+    whole = private_folders(graph, config, tmp_path / "whole")
+    cut = private_folders(graph, config, tmp_path / "cut")
+    expected = federate(whole, replace(config, out=str(tmp_path / "a")), PLAIN)
+    out = tmp_path / "b"
+
+    def dying(*given: Any) -> Any:
+        if given[-1] == 2:
+            raise RuntimeError
+        return original(*given)
+
+    from silograph.experiment.run import run as loop
+
+    original = loop.checked_facts
+
+    def die(*given: Any, **named: Any) -> Result:
+        with monkeypatch.context() as patch:
+            patch.setattr("silograph.experiment.run.run.checked_facts", dying)
+            with pytest.raises(RuntimeError):
+                serve(*given, **named)
+        return None  # type: ignore[return-value]
+
+    def go_on(*_: Any, **named: Any) -> Result:
+        return resume_server(out, PLAIN, **named)
+
+    federate(cut, replace(config, out=str(out)), PLAIN, run=die)
+    assert {releases(silo) for silo in cut} == {2}
+    result = federate(cut, config, PLAIN, run=go_on)
+    assert same_bits(weights_of(result), weights_of(expected))
+    assert rows_of(result) == rows_of(expected)
+    assert {releases(silo) for silo in (*whole, *cut)} == {3}
+
+
+def test_noise_is_the_silos_own(make_graph: MakeGraph, tmp_path: Path) -> None:
+    """Another run of the same config has other noise, and so has a simulation."""
+    config, graph = config_of(3, **BASE), make_graph(60)
+    silos = private_folders(graph, config, tmp_path / "silos")
+    one, other = (federate(silos, config, PLAIN) for _ in range(2))
+    assert not same_bits(weights_of(one), weights_of(other))
+    assert {releases(silo) for silo in silos} == {2 * config.rounds}
+
+
+def test_a_budget_holds_over_all_runs(make_graph: MakeGraph, tmp_path: Path) -> None:
+    """The second run would exceed it, and is refused before it begins."""
+    config = config_of(3, **BASE)
+    silos = private_folders(make_graph(60), config, tmp_path / "silos")
+    policies = {silos[1]: SiloPolicy(privacy_budget=PrivacyBudget(epsilon=60.0, delta=1e-5))}
+    federate(silos, config, PLAIN, policies=policies)
+    ledger = PrivacyLedger(silos[1] / "state").releases("silo")
+    (run,) = ledger.values()
+    twice = {multiplier: 2 * count for multiplier, count in run.items()}
+    assert epsilon_of(run, 1e-5) <= 50 < 60 < epsilon_of(twice, 1e-5)
+    before = (silos[1] / "state" / LEDGER).read_bytes()
+    with pytest.raises(ConfigError, match="privacy_budget"):
+        federate(silos, config, PLAIN, policies=policies)
+    assert (silos[1] / "state" / LEDGER).read_bytes() == before
+    cheaper = replace(config, dp_epsilon=5.0)
+    federate(silos, cheaper, PLAIN, policies=policies)
+
+
+def test_a_silo_with_a_budget_refuses_runs_without_noise(
+    make_graph: MakeGraph, tmp_path: Path
+) -> None:
+    config = config_of(
+        3, **{name: value for name, value in BASE.items() if not name.startswith("dp_")}
+    )
+    silos = private_folders(make_graph(60), config, tmp_path / "silos")
+    policies = {silos[0]: SiloPolicy(privacy_budget=PrivacyBudget(epsilon=60.0, delta=1e-5))}
+    with pytest.raises(ConfigError, match="privacy_budget"):
+        federate(silos, config, PLAIN, policies=policies)
+
+
+def test_a_silo_with_edges_to_others_or_without_a_state_folder_refuses(
+    make_graph: MakeGraph, tmp_path: Path
+) -> None:
+    config = config_of(3, **BASE)
+    silos = folders(make_graph(60), config, tmp_path / "crossed")
+    with pytest.raises(ConfigError, match="edges to other silos"):
+        federate(silos, config, PLAIN)
+    own = private_folders(make_graph(60), config, tmp_path / "own")
+    with pytest.raises(ConfigError, match="--state"):
+        federate(own, config, PLAIN, own={own[0]: {"state": None}})
+
+
+def test_a_bound_on_updates_is_refused(make_graph: MakeGraph, tmp_path: Path) -> None:
+    config = config_of(3, **BASE)
+    silos = private_folders(make_graph(60), config, tmp_path / "silos")
+    with raises_code(ConfigError, "conflicting-options", options=["max_update_norm", "method"]):
+        federate(silos, config, replace(PLAIN, update_norm=1.0))

@@ -1,0 +1,187 @@
+"""What a silo charges: once for a request, anew for any other, before anything leaves."""
+
+import json
+import math
+import stat
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("dp_accounting")
+
+import torch
+
+from mistakes import raises_code
+from silograph.core.errors import CheckpointError, PolicyError, ProtocolError
+from silograph.core.kinds import Kind
+from silograph.core.payload import Shared, Stacked
+from silograph.federation.frame import Envelope
+from silograph.federation.privacy.budget import (
+    CHARGED,
+    LEDGER,
+    SECRET,
+    PrivacyLedger,
+    read_or_make_secret,
+)
+from silograph.federation.privacy.updates import CLIP_UNITS, UpdatePrivacy
+from silograph.federation.session.private_reply import PrivateReplies
+
+PRIVACY = UpdatePrivacy("silo", 4.0, 1e-5, 2.0, 3.0, 10)
+ENVELOPE = Envelope("train_clipped", Kind.WEIGHTS, 1, 0)
+REPLY = {"update/w": Stacked(torch.arange(20_000)[None])}
+SILOS = ["a", "b", "c"]
+
+
+def request(value: float) -> dict[str, Shared]:
+    return {"weights/w": Shared(torch.full((20,), value))}
+
+
+def replies(folder: Path, run: str = "run", lines: list[Any] | None = None) -> PrivateReplies:
+    """As a process that has just started: everything it knows is in the folder."""
+    told: list[Any] = [] if lines is None else lines
+
+    def record(facts: Mapping[str, Any]) -> None:
+        told.append(facts)
+
+    ledger, secret = PrivacyLedger(folder), read_or_make_secret(folder)
+    return PrivateReplies(PRIVACY, ledger, secret, run, record)
+
+
+def charges(folder: Path) -> int:
+    return sum(n.total() for n in PrivacyLedger(folder).releases("silo").values())
+
+
+def test_the_same_request_gets_the_same_reply_and_is_charged_once(tmp_path: Path) -> None:
+    lines: list[Any] = []
+    one = replies(tmp_path, lines=lines).with_noise(ENVELOPE, request(1), REPLY)
+    again = replies(tmp_path, lines=lines).with_noise(ENVELOPE, request(1), REPLY)
+    assert torch.equal(one["update/w"].t, again["update/w"].t)
+    assert charges(tmp_path) == len(lines) == 1
+    assert lines[0]["releases"] == 1
+
+
+@pytest.mark.parametrize("other", ["request", "reply", "round", "run", "secret"])
+def test_two_unlike_requests_cancel_nothing(other: str, tmp_path: Path) -> None:
+    """Their noise is independent, so the difference has twice the variance; both are charged."""
+    one = replies(tmp_path).with_noise(ENVELOPE, request(1), REPLY)
+    if other == "secret":
+        (tmp_path / SECRET).unlink()
+    theirs = replies(tmp_path, "run 2" if other == "run" else "run").with_noise(
+        Envelope("train_clipped", Kind.WEIGHTS, 2, 0) if other == "round" else ENVELOPE,
+        request(2 if other == "request" else 1),
+        {"update/w": Stacked(REPLY["update/w"].t + 1)} if other == "reply" else REPLY,
+    )
+    difference = (one["update/w"].t - theirs["update/w"].t).double() / CLIP_UNITS
+    expected = math.sqrt(2) * PRIVACY.noise_multiplier
+    assert float(difference.std()) == pytest.approx(expected, rel=0.03)
+    assert abs(float(difference.mean())) < 5 * expected / math.sqrt(20_000)
+    assert charges(tmp_path) == 2
+
+
+def test_a_run_costs_no_more_than_was_agreed(tmp_path: Path) -> None:
+    own = replies(tmp_path)
+    for number in range(PRIVACY.releases):
+        own.with_noise(ENVELOPE, request(number), REPLY)
+    with raises_code(PolicyError, "refused-by-policy", rule="privacy_budget"):
+        own.with_noise(ENVELOPE, request(-1), REPLY)
+    own.with_noise(ENVELOPE, request(3), REPLY)  # which it has sent before
+    assert charges(tmp_path) == PRIVACY.releases
+    assert own.spent()["epsilon"] > 0
+    replies(tmp_path, "another run").with_noise(ENVELOPE, request(0), REPLY)
+
+
+def test_a_charge_is_on_the_disk_before_the_reply(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own, order = replies(tmp_path), list[str]()
+    monkeypatch.setattr(
+        "silograph.federation.privacy.budget.os.fsync", lambda _: order.append("synced")
+    )
+    monkeypatch.setattr(
+        "silograph.federation.session.private_reply.add_noise",
+        lambda *_: order.append("reply"),
+    )
+    own.with_noise(ENVELOPE, request(1), REPLY)
+    assert order[0] == "synced"
+    assert order[-1] == "reply"
+
+
+def test_what_cannot_be_charged_does_not_leave(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = replies(tmp_path)
+
+    def full(_: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("silograph.federation.privacy.budget.os.fsync", full)
+    with raises_code(PolicyError, "unwritable-path"):
+        own.with_noise(ENVELOPE, request(1), REPLY)
+
+
+def test_a_torn_line_was_never_sent_and_a_damaged_one_is_an_error(tmp_path: Path) -> None:
+    replies(tmp_path).with_noise(ENVELOPE, request(1), REPLY)
+    file = tmp_path / LEDGER
+    whole = file.read_bytes()
+    file.write_bytes(whole + whole[:30])
+    assert charges(tmp_path) == 1
+    assert file.read_bytes() == whole
+    values = json.loads(whole)
+    for damaged in (b"{}\n", json.dumps(values | {"noise_multiplier": 0.0}).encode() + b"\n"):
+        file.write_bytes(damaged)
+        with raises_code(CheckpointError, "damaged-file"):
+            PrivacyLedger(tmp_path)
+
+
+def test_secret_and_charges_are_their_owners(tmp_path: Path) -> None:
+    secret = read_or_make_secret(tmp_path)
+    assert read_or_make_secret(tmp_path) == secret
+    replies(tmp_path).with_noise(ENVELOPE, request(1), REPLY)
+    for name in (SECRET, LEDGER):
+        assert stat.S_IMODE((tmp_path / name).stat().st_mode) == 0o600
+    (tmp_path / SECRET).write_bytes(b"short")
+    with raises_code(CheckpointError, "damaged-file"):
+        read_or_make_secret(tmp_path)
+
+
+# --- Shares of noise in secure sums --------------------------------------------------------------
+
+
+def test_a_sum_that_is_done_again_has_the_same_noise(tmp_path: Path) -> None:
+    one, seed = replies(tmp_path).with_share(ENVELOPE, request(1), REPLY, SILOS)
+    replies(tmp_path).check_reveal(1, seed, everyone=True)
+    again, second = replies(tmp_path).with_share(ENVELOPE, request(1), REPLY, SILOS[::-1])
+    assert torch.equal(one["update/w"].t, again["update/w"].t)
+    replies(tmp_path).check_reveal(1, second, everyone=True)
+    assert charges(tmp_path) == 1
+
+
+def test_sums_over_unlike_silos_have_independent_noise(tmp_path: Path) -> None:
+    """Their difference would be one silo's update with its share of the noise alone."""
+    own = replies(tmp_path)
+    one, seed = own.with_share(ENVELOPE, request(1), REPLY, SILOS)
+    own.check_reveal(1, seed, everyone=True)
+    other, _ = own.with_share(ENVELOPE, request(1), REPLY, SILOS[:2])
+    assert float((one["update/w"].t - other["update/w"].t).double().std()) > CLIP_UNITS
+    assert charges(tmp_path) == 2
+    # The same silos again, of which one now vanishes on the way: not with noise that was revealed.
+    _, third = own.with_share(ENVELOPE, request(1), REPLY, SILOS)
+    assert third == seed
+    with raises_code(ProtocolError, "secure-sum"):
+        own.check_reveal(1, third, everyone=False)
+    _, fourth = own.with_share(ENVELOPE, request(1), REPLY, SILOS)
+    assert fourth != seed
+    assert charges(tmp_path) == 3
+
+
+def test_noise_of_a_sum_over_fewer_silos_is_used_once(tmp_path: Path) -> None:
+    own = replies(tmp_path)
+    _, seed = own.with_share(ENVELOPE, request(1), REPLY, SILOS)
+    own.check_reveal(1, seed, everyone=False)
+    _, second = replies(tmp_path).with_share(ENVELOPE, request(1), REPLY, SILOS)
+    assert second != seed
+    assert PrivacyLedger(tmp_path).releases("silo") == {"run": Counter({3.0: 2})}
+    assert PrivacyLedger(tmp_path).has(CHARGED, "") is False
