@@ -116,7 +116,7 @@ def cluster_of(nodes: int, cores: int) -> Iterator[Cluster]:
 
 
 def add_node(cluster: Cluster, cores: int, **options: Any) -> None:
-    """Add a machine, the first as head; Ray gives it 30 seconds to start, which a busy machine may exceed."""
+    """Add a machine, the first as head; a busy one may need more than the 30 seconds of Ray."""
     for attempt in range(STARTS):
         try:
             cluster.add_node(num_cpus=cores, object_store_memory=100 << 20, **options)
