@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     )
     from silograph.experiment.run.result import Result
     from silograph.experiment.run.run import resume, run
+    from silograph.experiment.run.shard import shard
     from silograph.experiment.run.trained_model import TrainedModel, load_model
-    from silograph.experiment.shard import shard
     from silograph.graph.datasets import load
     from silograph.graph.generated import generate
     from silograph.graph.graph import Graph, Split
@@ -82,7 +82,7 @@ _HOME = {
     "Tuned": "study.tune",
     "run": "experiment.run.run",
     "resume": "experiment.run.run",
-    "shard": "experiment.shard",
+    "shard": "experiment.run.shard",
     "TrainedModel": "experiment.run.trained_model",
     "load_model": "experiment.run.trained_model",
     "Result": "experiment.run.result",

@@ -363,8 +363,7 @@ def cut_by(name: str) -> Callable[[Data], object]:
 
 
 def sharded(data: Data) -> object:
-    shards = sg.shard(data.graph, **SILOS, out=str(data.new()))
-    return vars(shards.clients.read()) | {"files": shards.clients.files}
+    return [vars(file) for file in sg.shard(data.graph, **SILOS, out=str(data.new())).clients.files]
 
 
 CALLS: dict[str, Callable[[Data], object]] = {

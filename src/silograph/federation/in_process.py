@@ -72,7 +72,7 @@ from silograph.federation.ledger import Account, Ledger, Record
 from silograph.federation.secure.sums import SecureFold, weights_field
 from silograph.federation.state_files import StateFile, read_state
 from silograph.graph.block.block import ClientBlock, Route
-from silograph.graph.block.shards import ShardedClients
+from silograph.graph.silos.shards import ShardedClients
 
 # --- Blocks of called clients, cached for later calls to the same clients ------------------------
 

@@ -17,8 +17,8 @@ from runs import FAST, MakeGraph, dying, files_of, little_work, run_until, some_
 from silograph import shard
 from silograph.cli import run_app
 from silograph.federation import in_process
-from silograph.graph.block.shards import MANIFEST, ROUTE, Shards, read_shards
 from silograph.graph.graph import Graph
+from silograph.graph.silos.shards import MANIFEST, ROUTE, ShardedClients, Shards, read_shards
 from silograph.methods import METHODS
 from worker_pools import Room, rooms
 
@@ -125,6 +125,21 @@ def test_a_run_is_resumed(
     assert rooms
 
 
+def test_the_process_of_the_command_reads_no_client(
+    make_graph: MakeGraph, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Workers are processes, in which nothing is replaced."""
+    shards = shard(make_graph(), **CUT, out=str(tmp_path / "shards"))
+    run_on(shards, tmp_path / "here")
+
+    def refuse(*_: Any, **__: Any) -> None:
+        raise AssertionError
+
+    monkeypatch.setattr(ShardedClients, "read", refuse)
+    run_on(shards, tmp_path / "there", workers=2)
+    assert files_of(tmp_path / "there") == files_of(tmp_path / "here")
+
+
 def test_what_is_refused(make_graph: MakeGraph, tmp_path: Path) -> None:
     graph = make_graph()
     shards = shard(graph, **CUT, out=str(tmp_path / "shards"))
@@ -143,6 +158,9 @@ def test_what_is_refused(make_graph: MakeGraph, tmp_path: Path) -> None:
         shard(graph, **CUT, out=str(folder))
     with raises_code(sg.ConfigError, "missing-option", option="out"):
         shard(graph, **CUT)
+    for name, value in (("method", "centralized"), ("class_weight", "balanced")):
+        with raises_code(sg.ConfigError, "conflicting-options", options=[name]):
+            shard(graph, **CUT | {name: value}, out=str(tmp_path / "other"))
     with raises_code(sg.ConfigError, "option-value", option="normalize"):
         shard(graph, **CUT, normalize="standard_client", out=str(tmp_path / "other"))
     assert [path.name for path in tmp_path.iterdir()] == ["shards"]
@@ -172,7 +190,7 @@ def test_damaged_files_are_named(
 
 
 def test_a_manifest_names_files_of_its_folder_only(make_graph: MakeGraph, tmp_path: Path) -> None:
-    from silograph.graph.block.shards import _digest
+    from silograph.graph.silos.shards import _digest
 
     shards = shard(make_graph(), **CUT, out=str(tmp_path / "shards"))
     path = shards.clients.folder / MANIFEST

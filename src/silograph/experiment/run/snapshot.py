@@ -367,6 +367,30 @@ def _checking_form() -> Iterator[None]:
         ) from None
 
 
+def _states_in(
+    setup: Setup, checkpoint: Checkpoint, parts: Mapping[str, Tensor], folder: Path | None
+) -> Sequence[State | StateFile]:
+    """Return the clients' states by block, or their files; see `from_checkpoint`."""
+    number, names = len(setup.federation.states()), checkpoint.facts.get("states")
+    if folder is None or names is None:
+        return [state_from(fields_under(f"client/{block}", parts)) for block in range(number)]
+    files = state_files(folder, checkpoint.round, names)
+    if len(files) != number:
+        raise CheckpointError(f"expected states of {number} blocks, got {len(files)}")
+    return files
+
+
+def _own_models(
+    setup: Setup, weights: Params, states: Sequence[State | StateFile]
+) -> Params | None:
+    """Return the clients' own models in their states, None where they have none."""
+    if setup.method.own_weights is None:  # no file has to be read
+        return None
+    read = [read_state(state) if isinstance(state, StateFile) else state for state in states]
+    on_device = [{name: moved(f, setup.device) for name, f in state.items()} for state in read]
+    return own_weights(setup.method, setup.method_config, weights, on_device)
+
+
 def from_checkpoint(
     setup: Setup,
     checkpoint: Checkpoint,
@@ -425,20 +449,9 @@ def from_checkpoint(
         best_by_client = group("each")
         seconds, stopped = _finite_number(facts["seconds"]) or 0.0, facts["stopped"]
         virtual, executed = (_finite_number(facts.get(k)) for k in ("virtual_seconds", "executed"))
-    blocks = range(len(setup.federation.states()))
-    states: Sequence[State | StateFile]
-    if folder is None or "states" not in facts:
-        states = [state_from(fields_under(f"client/{number}", parts)) for number in blocks]
-    else:
-        states = state_files(folder, checkpoint.round, facts["states"])
-        if len(states) != len(blocks):
-            raise CheckpointError(f"expected states of {len(blocks)} blocks, got {len(states)}")
-    has_own_models = setup.method.own_weights is not None
-    if best is not None and best.round == checkpoint.round and has_own_models:
-        own_states = [read_state(s) if isinstance(s, StateFile) else s for s in states]
-        own_states = [{n: moved(f, setup.device) for n, f in s.items()} for s in own_states]
-        own_models = own_weights(setup.method, setup.method_config, best.weights or {}, own_states)
-        best = replace(best, own=own_models or None)
+    states = _states_in(setup, checkpoint, parts, folder)
+    if best is not None and best.round == checkpoint.round:
+        best = replace(best, own=_own_models(setup, best.weights or {}, states) or None)
     facts = {name: t.cpu() for name, t in fields_under("facts", parts).items()}
     snapshot = Snapshot(
         checkpoint.round, state, best, seconds, stopped, scores, facts, virtual, pending, executed

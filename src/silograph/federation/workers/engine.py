@@ -54,7 +54,7 @@ from silograph.federation.workers.worker import (
     WorkerSettings,
 )
 from silograph.graph.block.block import ClientBlock, Route
-from silograph.graph.block.shards import ShardedClients
+from silograph.graph.silos.shards import ShardedClients
 
 LOG = logging.getLogger("silograph")
 NO_NOTES = Notes([], [], [])

@@ -24,7 +24,7 @@ from silograph.federation.in_process import BlockHost, OpCall, ReplyCost
 from silograph.federation.state_files import StateFile, write_state
 from silograph.federation.workers.packing import Packed, pack, unpack
 from silograph.graph.block.block import ClientBlock
-from silograph.graph.block.shards import ShardedClients
+from silograph.graph.silos.shards import ShardedClients
 
 LOG = logging.getLogger("silograph")
 
