@@ -116,7 +116,7 @@ def cluster_of(nodes: int, cores: int) -> Iterator[Cluster]:
 
 
 def add_node(cluster: Cluster, cores: int, **options: Any) -> None:
-    """Add a machine, the first as head; Ray gives it 30 seconds to start, which a busy machine may exceed."""
+    """Add a machine, the first as head; a busy one may need more than the 30 seconds of Ray."""
     for attempt in range(STARTS):
         try:
             cluster.add_node(num_cpus=cores, object_store_memory=100 << 20, **options)
@@ -255,6 +255,27 @@ def node(folder: Path) -> dict[str, Any]:
     return {"pairs": pairs}
 
 
+def shards(folder: Path) -> dict[str, Any]:
+    """Actors read the clients; a run on the graph itself has the same model and ledger."""
+    data = {name: RUN[name] for name in ("clients", "partition", "split")}
+    training = {name: value for name, value in RUN.items() if name not in data}
+    folder.mkdir(exist_ok=True)
+    sg.shard(graph(), **data, out=str(folder / "shards"))
+    pairs = []
+    with cluster_of(2, 1) as cluster:
+        for method in ("fedais", "fedper"):
+            engine = {"engine": "ray", "address": cluster.address}
+            places = [folder / f"{method}-{name}" for name in ("graph", "here", "there")]
+            given = {**training, "method": method}
+            whole = sg.run(graph(), **data, **given, out=str(places[0]))
+            here = sg.run(folder / "shards", **given, out=str(places[1]))
+            sg.run(folder / "shards", **given, **engine, out=str(places[2]))
+            assert here.ledger.records == whole.ledger.records
+            assert here.test.personalized == whole.test.personalized
+            pairs.append([digest_of(place) for place in places[1:]])
+    return {"pairs": pairs}
+
+
 def victim(folder: Path, address: str, last: str) -> dict[str, Any]:
     """A run whose process is killed after a round; it has a checkpoint of the one before."""
     kill = Killer(lambda: os.kill(os.getpid(), signal.SIGKILL), {int(last)})
@@ -282,7 +303,7 @@ def driver(folder: Path) -> dict[str, Any]:
 
 
 CASES: dict[str, Callable[..., dict[str, Any]]] = {
-    case.__name__: case for case in (local, methods, code, actors, node, driver, victim)
+    case.__name__: case for case in (local, methods, code, actors, node, driver, shards, victim)
 }
 
 

@@ -1,6 +1,6 @@
 """What workers cost and gain: calls, rounds, memory and start-up.
 
-    python benchmarks/cluster/worker_costs.py [--quick] [--ray]
+    python benchmarks/cluster/worker_costs.py [--quick] [--ray] [--graph PubMed] [--workers 1,2]
 
 A call of an op that computes nothing, with a model of 256 x 128 values of which the mean is taken,
 shows what a call costs. Rounds of FedAvg on drawn graphs of the sizes of PubMed and ogbn-arxiv show
@@ -170,15 +170,19 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--quick", action="store_true", help="graphs of a fifth of the size")
     parser.add_argument("--ray", action="store_true", help="on Ray instead of processes")
+    parser.add_argument("--graph", choices=[*SIZES], help="one of the graphs (default: both)")
+    parser.add_argument("--workers", default="1,2,3", help="numbers of workers")
     given = parser.parse_args()
     scale, rows = 0.2 if given.quick else 1.0, list[Row]()
     for name, (nodes, edges, features, classes) in SIZES.items():
+        if given.graph not in (None, name):
+            continue
         graph = drawn_graph(int(nodes * scale), int(edges * scale), features, classes)
         for clients in (100, 1000) if name == "PubMed" else (1000,):
             options = {"method": "fedavg", "partition": "random", "clients": clients}
             options |= {"block_size": clients // 20, "local_epochs": EPOCHS}
             run = resolve_simulation(make_config(options), graph)
-            for workers in (1, 2, 3):
+            for workers in map(int, given.workers.split(",")):
                 is_ray = given.ray and workers > 1
                 engine: Literal["local", "ray"] = "ray" if is_ray else "local"
                 row = {"graph": name, "clients": clients, "workers": workers}

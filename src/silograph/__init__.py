@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     )
     from silograph.experiment.run.result import Result
     from silograph.experiment.run.run import resume, run
+    from silograph.experiment.run.shard import shard
     from silograph.experiment.run.trained_model import TrainedModel, load_model
     from silograph.graph.datasets import load
     from silograph.graph.generated import generate
@@ -81,6 +82,7 @@ _HOME = {
     "Tuned": "study.tune",
     "run": "experiment.run.run",
     "resume": "experiment.run.run",
+    "shard": "experiment.run.shard",
     "TrainedModel": "experiment.run.trained_model",
     "load_model": "experiment.run.trained_model",
     "Result": "experiment.run.result",
@@ -124,6 +126,7 @@ __all__ = [
     "read_silos",
     "resume",
     "run",
+    "shard",
     "tune",
     "write_silos",
 ]

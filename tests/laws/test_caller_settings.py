@@ -362,10 +362,15 @@ def cut_by(name: str) -> Callable[[Data], object]:
     return lambda data: sg.make_partition(data.graph, name, clients=3, key=Key(0))
 
 
+def sharded(data: Data) -> object:
+    return [vars(file) for file in sg.shard(data.graph, **SILOS, out=str(data.new())).clients.files]
+
+
 CALLS: dict[str, Callable[[Data], object]] = {
     "run": lambda data: sg.run(data.graph, **RUN),
     "run of silos": lambda data: sg.run(data.folder / "silos", **ON_SILOS),
     "run of ratings": lambda data: sg.run(data.folder / "ratings", **RATINGS),
+    "shard": sharded,
     "resume": resume,
     "compare": compare,
     "tune": tune,

@@ -227,7 +227,7 @@ def test_commands_are_understood(
     assert run_app(words) == 0
     assert len(seen) == 1
     dataset = seen[0].dataset
-    assert dataset in ("DATASET", "silos/") or dataset.partition("@")[0] in DATASETS
+    assert dataset in ("DATASET", "silos/", "shards/") or dataset.partition("@")[0] in DATASETS
 
 
 FEATURES = commands_of((DOCS / "reference" / "features.md").read_text())

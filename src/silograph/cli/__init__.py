@@ -373,7 +373,7 @@ def shard_command(
     out: Annotated[Path, flag("--out", "folder to make, with a file for each client")],
 ) -> None:
     """Cut a graph and write one file a client, for runs that hold no more than they train."""
-    from silograph.experiment.shard import shard
+    from silograph.experiment.run.shard import shard
 
     shards = shard(config=replace(inputs.config, out=str(out)))
     clients = shards.clients

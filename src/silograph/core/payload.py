@@ -399,7 +399,10 @@ def state_of(payload: Mapping[str, Field]) -> dict[str, StateField]:
     return state
 
 
-def moved(field: Field, device: torch.device) -> Field:
+AnyField = TypeVar("AnyField", bound=Field)
+
+
+def moved(field: AnyField, device: torch.device) -> AnyField:
     """Return a field on another device."""
     if device.type == "cpu":
         return field

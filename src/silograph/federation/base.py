@@ -30,6 +30,7 @@ from silograph.core.payload import Field, Payload, State, join, state_of, take_a
 from silograph.core.work import work_of
 from silograph.federation.decoder import WHOLE, Decoder
 from silograph.federation.ledger import Ledger, Record
+from silograph.federation.state_files import StateFile
 from silograph.graph.block.block import ClientBlock, Route
 
 NOTHING: Mapping[str, Any] = MappingProxyType({})
@@ -250,6 +251,17 @@ class Engine(Federation, Protocol):
     def states(self) -> Sequence[State]:
         """Return what the server's checkpoint holds of the clients; nothing if they keep it."""
 
+    def write_states(self, folder: Path, number: int) -> Sequence[StateFile] | None:
+        """Write the clients' states after a round to files, by block.
+
+        Args:
+            folder: of the checkpoints; it is there.
+            number: of the round.
+
+        Returns:
+            None where nobody else can: then `states` has them.
+        """
+
     def keep(self, number: int, committed: Sequence[int]) -> None:
         """Have clients that keep their own state store that of a completed round.
 
@@ -281,7 +293,7 @@ class Engine(Federation, Protocol):
     def restore(
         self,
         number: int,
-        states: Sequence[State],
+        states: Sequence[State | StateFile],
         records: Sequence[Record],
         remembered: Mapping[str, Any] = NOTHING,
     ) -> None:

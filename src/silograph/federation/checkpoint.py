@@ -125,7 +125,8 @@ def _check_parts(name: str, alike: Tensor, common: Tensor, own: Tensor) -> None:
 
 MAGIC = b"SGC1"
 HEAD = struct.Struct("<4sII")
-NAME = re.compile(r"(round|best)-(\d{9,})\.checkpoint")
+STATES = "states"  # begins names of files with clients' states, see `federation.state_files`
+NAME = re.compile(r"(round|best|states)-(\d{9,})(?:-\d{6,})?\.checkpoint")
 WHOLE, PARTIAL = ".checkpoint", ".partial"  # suffixes: of a file, and while it is written
 NUM_CHECKPOINTS = 2  # checkpoints of each sort
 UNREADABLE = (ValueError, TypeError, KeyError, AttributeError, RecursionError, SafetensorError)
@@ -296,6 +297,14 @@ class CheckpointFolder:
         """
         self._write("round", checkpoint, {file_name("round", number) for number in needed_rounds})
 
+    def make(self) -> Path:
+        """Make the folder, if it is not there, and return its path."""
+        if not self.path.is_dir():
+            self.path.mkdir()
+            if self.synced:
+                sync_folder(self.path.parent)
+        return self.path
+
     @property
     def rounds(self) -> list[int]:
         """The rounds that there are checkpoints of."""
@@ -319,11 +328,7 @@ class CheckpointFolder:
         return read_checkpoint(self.path / file_name("best", number), number).tensors
 
     def _write(self, what: str, checkpoint: Checkpoint, needed_names: Collection[str] = ()) -> None:
-        if not self.path.is_dir():
-            self.path.mkdir()
-            if self.synced:
-                sync_folder(self.path.parent)
-        target = self.path / file_name(what, checkpoint.round)
+        target = self.make() / file_name(what, checkpoint.round)
         with replacing(target, target.with_suffix(PARTIAL), synced=self.synced) as file:
             for part in to_bytes(checkpoint):
                 file.write(part)
@@ -331,6 +336,10 @@ class CheckpointFolder:
         later = files.index(target) if what == "round" else 0
         for old in (*files[:later], *files[later + NUM_CHECKPOINTS :]):
             if old.name not in needed_names:
+                old.unlink()
+        rounds = {f"{number:09d}" for number in self.rounds}
+        for old in self._files(STATES):
+            if old.stem.split("-")[1] not in rounds:
                 old.unlink()
 
     def drop_partial(self) -> None:

@@ -9,6 +9,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -71,8 +72,9 @@ from silograph.federation.ledger import Account, Ledger, Record
 from silograph.federation.privacy.release import SimulatedNoise, is_noised
 from silograph.federation.privacy.updates import UpdatePrivacy
 from silograph.federation.secure.sums import SecureFold, weights_field
+from silograph.federation.state_files import StateFile, read_state
 from silograph.graph.block.block import ClientBlock, Route
-from silograph.graph.block.shards import ShardedClients
+from silograph.graph.silos.shards import ShardedClients
 
 # --- Blocks of called clients, cached for later calls to the same clients ------------------------
 
@@ -501,10 +503,17 @@ class BlockHost:
         """Return the state of each block for good: later calls leave it as it is."""
         return tuple(state.export() for state in self.states)
 
-    def restore(self, states: Sequence[State]) -> None:
-        """Restore exported states."""
-        blocks = zip(self.blocks, states, strict=True)
-        self.states = [BlockState(block.num_clients, state) for block, state in blocks]
+    def restore(self, states: Sequence[State | StateFile]) -> None:
+        """Restore exported states, also from files.
+
+        Raises:
+            CheckpointError: a file is missing or damaged.
+        """
+        self.states = []
+        for block, state in zip(self.blocks, states, strict=True):
+            if isinstance(state, StateFile):
+                state = {n: moved(f, block.device) for n, f in read_state(state).items()}
+            self.states.append(BlockState(block.num_clients, state))
 
     def run(
         self, call: OpCall, number: int, clients: Tensor, inbox: Payload
@@ -687,6 +696,9 @@ class InProcess:
         """Return the state of each block, for a checkpoint."""
         return self._host.export()
 
+    def write_states(self, folder: Path, number: int) -> None:
+        """Do nothing: the states are in this process, and go into the server's checkpoint."""
+
     def keep(self, number: int, committed: Sequence[int]) -> None:
         """Do nothing: the server's checkpoint already holds the state of every client."""
 
@@ -698,7 +710,7 @@ class InProcess:
     def restore(
         self,
         number: int,
-        states: Sequence[State],
+        states: Sequence[State | StateFile],
         records: Sequence[Record],
         remembered: Mapping[str, Any] = NOTHING,
     ) -> None:

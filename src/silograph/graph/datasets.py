@@ -20,7 +20,6 @@ from silograph.core.config import RunConfig
 from silograph.core.errors import ConfigError, DataError, mistake, reword_error, unknown
 from silograph.core.numeric_state import standard_numerics
 from silograph.core.setting_values import ends_of
-from silograph.graph.block.shards import is_shards, shards_have_ratings
 from silograph.graph.csr import CSR
 from silograph.graph.generated import (
     PREFIX,
@@ -56,6 +55,7 @@ from silograph.graph.read.tables import (
 )
 from silograph.graph.silos.data import Silos
 from silograph.graph.silos.read import is_silo, is_silos, read_silos, silos_have_ratings
+from silograph.graph.silos.shards import is_shards, shards_have_ratings
 
 DATASETS = {
     "amazon_computers": "co-purchases of computers: 13,752 nodes, 10 classes",

@@ -43,6 +43,12 @@ def test_every_method_on_two_machines(tmp_path: Path, first: int) -> None:
 
 
 @pytest.mark.slow
+def test_actors_read_shards(tmp_path: Path) -> None:
+    outcome = outcome_of("shards", tmp_path)
+    assert all(here == there for here, there in outcome["pairs"])
+
+
+@pytest.mark.slow
 def test_code_of_scripts_and_files(tmp_path: Path) -> None:
     outcome = outcome_of("code", tmp_path)
     assert all(here == there for here, there in outcome["pairs"])

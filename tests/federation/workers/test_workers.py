@@ -20,8 +20,10 @@ from runs import FAST, MakeGraph, dying, files_of, little_work, run_until, some_
 from silograph.core.config import make_config
 from silograph.core.errors import OpError, ProtocolError
 from silograph.experiment.resolve.resolve import cores_of_run, num_workers
+from silograph.federation.checkpoint import read_checkpoint
 from silograph.federation.workers.engine import share_out
 from silograph.federation.workers.packing import pack, unpack
+from silograph.federation.workers.worker import Worker
 from silograph.graph.block.block import ClientBlock
 from silograph.graph.graph import Graph
 from silograph.methods import METHODS
@@ -168,6 +170,35 @@ def test_a_run_is_resumed_by_another_engine(
     files = files_of(tmp_path / "cut")
     assert files == files_of(tmp_path / "whole")
     assert rooms
+
+
+@pytest.mark.parametrize("harm", ["none", "changed", "missing", "unseen"])
+def test_workers_write_their_states_beside_the_checkpoint(
+    make_graph: MakeGraph,
+    rooms: list[Room],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    harm: str,
+) -> None:
+    """A checkpoint with a damaged file of states is not used; unseen folders change nothing."""
+    if harm == "unseen":
+        monkeypatch.setattr(Worker, "write_states", lambda *_: None)
+    options = {**RUN, "method": "fedper", "rounds": 5}
+    sg.run(make_graph(), **options, out=str(tmp_path / "whole"))
+    run_until(monkeypatch, make_graph(), 4, tmp_path / "cut", **options | WORKERS)
+    folder = tmp_path / "cut" / "checkpoints"
+    latest = read_checkpoint(folder / "round-000000003.checkpoint", 3)
+    files = sorted(folder.glob("states-*"))
+    rounds = {int(file.name.split("-")[1]) for file in files}
+    assert rounds == (set() if harm == "unseen" else {2, 3})
+    assert any(name.startswith("client/") for name in latest.tensors) == (harm == "unseen")
+    if harm == "changed":
+        data = files[-1].read_bytes()
+        files[-1].write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+    elif harm == "missing":
+        files[-1].unlink()
+    sg.resume(tmp_path / "cut", graph=make_graph())
+    assert files_of(tmp_path / "cut") == files_of(tmp_path / "whole")
 
 
 NOISY = """

@@ -27,7 +27,6 @@ from silograph.experiment.resolve.run_request import CutGraph, with_own_partitio
 from silograph.federation.field_specs import EDGES
 from silograph.federation.matching import agree
 from silograph.graph.block.block import ClientBlock, Route, SparseRows, make_block, whole
-from silograph.graph.block.shards import Shards
 from silograph.graph.column_statistics import (
     DRIFT,
     EDGE_WEIGHTS,
@@ -85,6 +84,7 @@ from silograph.graph.silos.data import (
     silo_with_directions,
     silo_without_directions,
 )
+from silograph.graph.silos.shards import Shards
 from silograph.methods.base import AnyMethod
 from silograph.nn.forward import AnyModel
 

@@ -87,7 +87,6 @@ from silograph.experiment.resolve.run_request import (
 from silograph.experiment.resolve.user_code import is_spec
 from silograph.federation.base import in_function
 from silograph.graph.block.block import ClientBlock, Route, SparseRows
-from silograph.graph.block.shards import ShardedClients, Shards, read_shards
 from silograph.graph.datasets import (
     Source,
     check_columns,
@@ -100,6 +99,7 @@ from silograph.graph.generated import ProgressCallback
 from silograph.graph.graph import Graph, Schema, schema_of, with_width
 from silograph.graph.partition.partition import GIVEN, names_clients
 from silograph.graph.silos.data import Silos
+from silograph.graph.silos.shards import ShardedClients, Shards, read_shards
 from silograph.methods import METHODS
 from silograph.methods.base import Method, MethodConfig
 from silograph.methods.ops import scores_start
@@ -126,7 +126,7 @@ BLOCKS_OF_WORKERS = 16  # least blocks where workers share them
 BLOCK_BYTES = 2**26
 # On other devices every block starts all operations once more, and caches matter less.
 DEVICE_BLOCK_BYTES = 2**30
-SHARD_BLOCK_BYTES = 2**28  # of the files of a block's clients, where these are in shards
+SHARD_BLOCK_BYTES = 2**26  # of the files of a block's clients, where these are in shards
 
 
 def choose_backend(config: RunConfig, training: Training, device: torch.device) -> Backend:

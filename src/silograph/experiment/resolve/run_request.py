@@ -20,7 +20,6 @@ from silograph.core.text import state_of_fields
 from silograph.experiment.resolve.parts import with_canonical_names
 from silograph.experiment.resolve.user_code import CALLABLE, MODULES, absolute, own_code, spec_of
 from silograph.federation.base import in_function
-from silograph.graph.block.shards import Shards, read_shards
 from silograph.graph.datasets import Source, absolute_path, is_path, source_of
 from silograph.graph.graph import Graph
 from silograph.graph.partition.partition import (
@@ -35,6 +34,7 @@ from silograph.graph.partition.partition import (
 from silograph.graph.read.in_memory import graph_of, is_clients
 from silograph.graph.read.tables import RepeatedEdges
 from silograph.graph.silos.data import Silos
+from silograph.graph.silos.shards import Shards, read_shards
 from silograph.methods import METHODS
 from silograph.methods.base import Method
 from silograph.nn.own_module import Make

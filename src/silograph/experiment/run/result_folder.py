@@ -95,6 +95,7 @@ from silograph.experiment.run.snapshot import identity
 from silograph.experiment.run.trained_model import write_client_statistics
 from silograph.federation.checkpoint import Checkpoint, CheckpointFolder
 from silograph.federation.ledger import Ledger, Record
+from silograph.federation.state_files import check_file, state_files
 from silograph.graph.datasets import Source
 from silograph.graph.graph import Graph
 from silograph.graph.heterogeneity import describe
@@ -421,7 +422,8 @@ class ResultFolder:
         """Return why a checkpoint is not of this folder as it is, or None.
 
         Raises:
-            CheckpointError: the weights of its best round are missing or damaged.
+            CheckpointError: the weights of its best round, or files of clients' states, are
+                missing or damaged.
         """
         if checkpoint.facts.get("run") != self.run:
             return "it belongs to another run"
@@ -436,6 +438,9 @@ class ResultFolder:
                     return f"{name} is damaged within the {size} bytes that it had then"
             if checkpoint.facts["best_apart"]:
                 self.checkpoints.best(int(checkpoint.facts["best_round"]))  # raises if unusable
+            digests = checkpoint.facts.get("states", {})
+            for file in state_files(self.checkpoints.path, checkpoint.round, digests):
+                check_file(file)
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError):
             return "its facts are not those that this version writes"
         return None

@@ -312,7 +312,8 @@ def _restore_snapshot(
     """
     facts = checkpoint.facts
     best_weights = folder.checkpoints.best(facts["best_round"]) if facts["best_apart"] else None
-    snapshot, states = from_checkpoint(setup, checkpoint, best_weights)
+    place = folder.checkpoints.path
+    snapshot, states = from_checkpoint(setup, checkpoint, best_weights, place)
     sizes = {name: size for name, (size, _) in facts["prefixes"].items()}
     records, engine_facts = folder.records(sizes[LEDGER]), facts.get("engine", {})
     setup.federation.restore(snapshot.round, states, records, engine_facts)
@@ -447,7 +448,10 @@ def _is_judged(setup: Setup, t: int) -> bool:
 
 def _with_own_models(setup: Setup, judged_round: JudgedRound) -> JudgedRound:
     """Return a round that was just judged, with the clients' own models."""
-    method, cfg, states = setup.method, setup.method_config, setup.federation.states()
+    method, cfg = setup.method, setup.method_config
+    if method.own_weights is None:  # workers need not send their states
+        return judged_round
+    states = setup.federation.states()
     return replace(judged_round, own=own_weights(method, cfg, judged_round.weights or {}, states))
 
 
@@ -672,7 +676,8 @@ class CheckpointWriter:
         separate_weights = separate_best_weights(snapshot)
         if separate_weights is not None and snapshot.best is not None:
             folder.checkpoints.keep_best(snapshot.best.round, separate_weights)
-        checkpoint = to_checkpoint(self._setup, snapshot, folder.run, folder.prefixes())
+        files = federation.write_states(folder.checkpoints.make(), snapshot.round)
+        checkpoint = to_checkpoint(self._setup, snapshot, folder.run, folder.prefixes(), files)
         folder.checkpoints.write(checkpoint)
         self._last = time.monotonic()
         self._seconds = self._last - start

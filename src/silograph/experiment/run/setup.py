@@ -28,9 +28,9 @@ from silograph.experiment.resolve.run_request import CutGraph
 from silograph.federation.base import Engine
 from silograph.federation.in_process import InProcess
 from silograph.graph.block.block import ClientBlock, make_block, whole
-from silograph.graph.block.shards import Shards
 from silograph.graph.graph import Graph, Schema, schema_of
 from silograph.graph.silos.data import Silos
+from silograph.graph.silos.shards import Shards
 from silograph.methods.base import Method, MethodConfig
 from silograph.nn.conv import Params
 from silograph.nn.own_module import Make

@@ -5,16 +5,17 @@ there is no random state to save.
 """
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
 from silograph.core.config import ENGINE, RunConfig
 from silograph.core.errors import CheckpointError, SilographError
-from silograph.core.payload import Shared, State, fields_under, with_prefix
+from silograph.core.payload import Shared, State, fields_under, moved, with_prefix
 from silograph.core.resolved_config import training_key
 from silograph.core.setting_values import PLAIN_WEIGHTS
 from silograph.evaluation.evaluate import HISTOGRAM
@@ -32,6 +33,7 @@ from silograph.experiment.run.setup import Setup, versions
 from silograph.experiment.run.trained_model import checked_statistics
 from silograph.federation.checkpoint import Checkpoint, state_from, state_tensors
 from silograph.federation.program import calls_of
+from silograph.federation.state_files import StateFile, read_state, state_files
 from silograph.graph.column_statistics import DRIFT
 from silograph.methods import METHODS
 from silograph.methods.base import ServerState, own_weights
@@ -183,7 +185,11 @@ def check_identity(
 
 
 def to_checkpoint(
-    setup: Setup, snapshot: Snapshot, run: str, prefixes: Mapping[str, tuple[int, str]]
+    setup: Setup,
+    snapshot: Snapshot,
+    run: str,
+    prefixes: Mapping[str, tuple[int, str]],
+    files: Sequence[StateFile] | None = None,
 ) -> Checkpoint:
     """Return the checkpoint of a snapshot.
 
@@ -193,6 +199,7 @@ def to_checkpoint(
         run: digest of the run's identity.
         prefixes: bytes and digest of what the folder's growing files begin with, and belongs to
             this snapshot.
+        files: where workers have written the clients' states, by block; None: nowhere.
     """
     state, best = snapshot.state, snapshot.best
     groups: dict[str, Mapping[str, Tensor] | None] = {
@@ -214,7 +221,7 @@ def to_checkpoint(
     tensors: dict[str, Tensor] = {}
     for prefix, group in groups.items():
         tensors |= with_prefix(prefix, group or {})
-    for number, block in enumerate(setup.federation.states()):
+    for number, block in enumerate(setup.federation.states() if files is None else ()):
         tensors |= with_prefix(f"client/{number}", state_tensors(block))
     facts: dict[str, Any] = {
         "run": run,
@@ -226,6 +233,8 @@ def to_checkpoint(
         "seconds": snapshot.seconds,
         "stopped": snapshot.stopped,
     }
+    if files is not None:
+        facts["states"] = {file.path.name: file.digest for file in files}
     if engine_facts := setup.federation.remembered:
         facts["engine"] = dict(engine_facts)
     if pending is not None:
@@ -358,15 +367,43 @@ def _checking_form() -> Iterator[None]:
         ) from None
 
 
+def _states_in(
+    setup: Setup, checkpoint: Checkpoint, parts: Mapping[str, Tensor], folder: Path | None
+) -> Sequence[State | StateFile]:
+    """Return the clients' states by block, or their files; see `from_checkpoint`."""
+    number, names = len(setup.federation.states()), checkpoint.facts.get("states")
+    if folder is None or names is None:
+        return [state_from(fields_under(f"client/{block}", parts)) for block in range(number)]
+    files = state_files(folder, checkpoint.round, names)
+    if len(files) != number:
+        raise CheckpointError(f"expected states of {number} blocks, got {len(files)}")
+    return files
+
+
+def _own_models(
+    setup: Setup, weights: Params, states: Sequence[State | StateFile]
+) -> Params | None:
+    """Return the clients' own models in their states, None where they have none."""
+    if setup.method.own_weights is None:  # no file has to be read
+        return None
+    read = [read_state(state) if isinstance(state, StateFile) else state for state in states]
+    on_device = [{name: moved(f, setup.device) for name, f in state.items()} for state in read]
+    return own_weights(setup.method, setup.method_config, weights, on_device)
+
+
 def from_checkpoint(
-    setup: Setup, checkpoint: Checkpoint, best_weights: Mapping[str, Tensor] | None
-) -> tuple[Snapshot, list[State]]:
-    """Return the snapshot and the clients' states by block.
+    setup: Setup,
+    checkpoint: Checkpoint,
+    best_weights: Mapping[str, Tensor] | None,
+    folder: Path | None = None,
+) -> tuple[Snapshot, Sequence[State | StateFile]]:
+    """Return the snapshot, and the clients' states by block or their files.
 
     Args:
         setup: the run.
         checkpoint: what `to_checkpoint` made.
         best_weights: of the best round, if they are in a file of their own according to the facts.
+        folder: of the checkpoint; None: it has no file.
 
     Raises:
         CheckpointError: something that every checkpoint has is missing.
@@ -412,11 +449,9 @@ def from_checkpoint(
         best_by_client = group("each")
         seconds, stopped = _finite_number(facts["seconds"]) or 0.0, facts["stopped"]
         virtual, executed = (_finite_number(facts.get(k)) for k in ("virtual_seconds", "executed"))
-    blocks = range(len(setup.federation.states()))
-    states = [state_from(fields_under(f"client/{number}", parts)) for number in blocks]
+    states = _states_in(setup, checkpoint, parts, folder)
     if best is not None and best.round == checkpoint.round:
-        own_models = own_weights(setup.method, setup.method_config, best.weights or {}, states)
-        best = replace(best, own=own_models or None)
+        best = replace(best, own=_own_models(setup, best.weights or {}, states) or None)
     facts = {name: t.cpu() for name, t in fields_under("facts", parts).items()}
     snapshot = Snapshot(
         checkpoint.round, state, best, seconds, stopped, scores, facts, virtual, pending, executed

@@ -16,6 +16,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -65,6 +66,7 @@ from silograph.federation.session.message import (
     read_reply,
 )
 from silograph.federation.session.peer import Limits, LostError, Peer, longest_reply
+from silograph.federation.state_files import StateFile
 from silograph.graph.block.block import Route
 
 if TYPE_CHECKING:
@@ -574,6 +576,9 @@ class Session:
         self._account.start_round(number)
         self._attach_returned()
 
+    def write_states(self, folder: Path, number: int) -> None:
+        """Do nothing: silos keep their own states."""
+
     def states(self) -> Sequence[State]:
         """Return nothing: silos keep their states."""
         return ()
@@ -637,7 +642,7 @@ class Session:
     def restore(
         self,
         number: int,
-        states: Sequence[State],
+        states: Sequence[State | StateFile],
         records: Sequence[Record],
         remembered: Mapping[str, Any] = NOTHING,
     ) -> None:

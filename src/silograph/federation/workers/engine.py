@@ -18,6 +18,7 @@ import sys
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
@@ -41,6 +42,7 @@ from silograph.federation.fold import Reduction, Running
 from silograph.federation.frame import RESULT, frame_sizes
 from silograph.federation.in_process import OpCall
 from silograph.federation.ledger import Account, Ledger, Record
+from silograph.federation.state_files import StateFile, read_state
 from silograph.federation.workers.packing import Packed, pack, unpack
 from silograph.federation.workers.processes import LostWorkerError
 from silograph.federation.workers.worker import (
@@ -52,7 +54,7 @@ from silograph.federation.workers.worker import (
     WorkerSettings,
 )
 from silograph.graph.block.block import ClientBlock, Route
-from silograph.graph.block.shards import ShardedClients
+from silograph.graph.silos.shards import ShardedClients
 
 LOG = logging.getLogger("silograph")
 NO_NOTES = Notes([], [], [])
@@ -180,7 +182,36 @@ class Workers:
     def states(self) -> Sequence[State]:
         """Return the state of each block, for a checkpoint."""
         self._keep_states()
-        return [state for copy in self._copies if copy for state in unpack(copy).value]
+        states = [state for copy in self._copies if copy for state in unpack(copy).value]
+        return [read_state(state) if isinstance(state, StateFile) else state for state in states]
+
+    def write_states(self, folder: Path, number: int) -> Sequence[StateFile] | None:
+        """Have workers write their states, from which lost workers are then started again.
+
+        None where a worker does not see the folder, or this process does not see its files.
+        """
+        first = self._first_blocks
+
+        def write() -> list[Packed]:
+            place = self._pool.share(folder), self._pool.share(number)
+            tasks = [
+                self._pool.submit(w, "write_states", *place, self._pool.share(first[w]))
+                for w in range(self._pool.size)
+            ]
+            return [self._pool.report(task) for task in tasks]
+
+        reports = self._repeat(write)
+        values = []
+        for report in map(unpack, reports):
+            _raise_error(report)
+            values.append(report.value)
+        files = [file for value in values for file in value or ()]
+        if None in values or not all(file.path.is_file() for file in files):
+            return None
+        self._copies = list(reports)
+        self._sent.clear()
+        self._sent_bytes = 0
+        return files
 
     def keep(self, number: int, committed: Sequence[int]) -> None:
         """Copy the states of all workers if a copy is due; a lost worker is started from it."""
@@ -197,7 +228,7 @@ class Workers:
     def restore(
         self,
         number: int,
-        states: Sequence[State],
+        states: Sequence[State | StateFile],
         records: Sequence[Record],
         remembered: Mapping[str, Any] = NOTHING,
     ) -> None:

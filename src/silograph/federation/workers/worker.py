@@ -9,6 +9,7 @@ import traceback
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from torch import Tensor
@@ -20,9 +21,10 @@ from silograph.core.work import keep_freed_memory
 from silograph.federation.base import Reduce
 from silograph.federation.fold import Reduction, Running
 from silograph.federation.in_process import BlockHost, OpCall, ReplyCost
+from silograph.federation.state_files import StateFile, write_state
 from silograph.federation.workers.packing import Packed, pack, unpack
 from silograph.graph.block.block import ClientBlock
-from silograph.graph.block.shards import ShardedClients
+from silograph.graph.silos.shards import ShardedClients
 
 LOG = logging.getLogger("silograph")
 
@@ -198,7 +200,25 @@ class Worker:
         """Return the states of all blocks."""
         return self._host.export()
 
-    def restore(self, states: Sequence[State]) -> None:
+    def write_states(
+        self, folder: Path, number: int, first_block: int
+    ) -> tuple[StateFile, ...] | None:
+        """Write the states of all blocks after a round to files.
+
+        Args:
+            folder: where.
+            number: of the round.
+            first_block: number of this worker's first block in the federation.
+
+        Returns:
+            None where the folder is not on this machine.
+        """
+        if not folder.is_dir():
+            return None
+        blocks = enumerate(self._host.export(), start=first_block)
+        return tuple(write_state(folder, number, block, state) for block, state in blocks)
+
+    def restore(self, states: Sequence[State | StateFile]) -> None:
         """Restore states that were exported, or those of a checkpoint."""
         self._host.restore(states)
         self._number = -1

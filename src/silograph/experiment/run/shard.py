@@ -10,12 +10,12 @@ import torch
 from silograph.core.config import RunConfig, with_keywords
 from silograph.core.errors import ConfigError, mistake
 from silograph.core.numeric_state import standard_numerics
-from silograph.experiment.resolve.resolve import SimulatedRun, parse_request
+from silograph.experiment.resolve.resolve import RunRequest, SimulatedRun, parse_request
 from silograph.experiment.resolve.run_request import IN_SHARDS
 from silograph.experiment.run.result_folder import figures_of, sizes_of
 from silograph.experiment.run_options import RunOptions
 from silograph.graph.block.block import ClientBlock, SparseRows
-from silograph.graph.block.shards import Shards, read_shards, write_clients, write_manifest
+from silograph.graph.silos.shards import Shards, read_shards, write_clients, write_manifest
 
 
 @with_keywords(RunOptions)
@@ -54,7 +54,7 @@ def shard(
             "nothing was overwritten",
             **mistake("existing-output", folder),
         )
-    _check(request.config)
+    _check(request)
     run = request.read_and_resolve()
     partial = folder.with_name(f"{folder.name}.partial")
     try:
@@ -73,8 +73,20 @@ def shard(
     return read_shards(folder)
 
 
-def _check(config: RunConfig) -> None:
+def _check(request: RunRequest) -> None:
     """Raise `ConfigError` for options with which clients could not be read one by one."""
+    config, method = request.config, request.parts.method.part
+    if method.setting.uncut:
+        raise ConfigError(
+            f"expected a method whose clients hold the graph, got {method.name}: leave method out",
+            **mistake("conflicting-options", ["method"]),
+        )
+    for name in ("class_weight", "feature_drift"):
+        if getattr(config, name):
+            raise ConfigError(
+                f"expected shards without {name}, got {getattr(config, name)}: leave it out",
+                **mistake("conflicting-options", [name]),
+            )
     if config.normalize == "standard_client":
         raise ConfigError(
             "expected normalize none, row or standard for shards, got standard_client: choose "

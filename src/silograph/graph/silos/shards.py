@@ -300,6 +300,8 @@ def read_shards(path: str | os.PathLike[str]) -> Shards:
             client_rows=tuple(contents["client_rows"]),
             figures=contents["figures"],
         )
+    except DataError:
+        raise
     except _OTHER_FORM as error:
         raise _damaged(folder / MANIFEST, f"{type(error).__name__}: {error}") from None
 
