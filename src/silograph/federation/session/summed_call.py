@@ -152,7 +152,7 @@ class SummedCall:
         kind = ANSWERS[step] or self._answer.kind
         payload = self._read(frame, kind)
         if step is Type.SHARE:
-            with_keys = [holder for holder in holders if holder in self._sum.keys]
+            with_keys = [recipient for recipient in holders if recipient in self._sum.keys]
             self._sum.add_shares(name, read_dealt(payload, with_keys))
         elif step is Type.MASK:
             self._sum.add_masked(name, read_masked(payload, self._layout.size))
