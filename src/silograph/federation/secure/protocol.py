@@ -510,9 +510,9 @@ class ServerSum:
 
     @property
     def tolerance(self) -> int:
-        """How many of a silo's holders may be missing."""
+        """How many silos are not believed about another one: as many as may be missing."""
         topology = topology_of(len(self.silos))
-        return topology.partners + 1 - topology.threshold
+        return max(1, topology.partners + 1 - topology.threshold)
 
     @property
     def silos(self) -> tuple[str, ...]:
@@ -594,9 +594,9 @@ class ServerSum:
             holders = {owner, *self.partners[owner]} & self.confirmed.keys()
             unusable = {n for n in holders if owner in self.confirmed[n].unusable}
             if len(holders) >= self.threshold > len(holders - unusable):
-                # One silo's word against another's: either of them lies.
-                is_certain = len(unusable) > 1
-                who = owner if is_certain else f"{owner} or {min(unusable)}"
+                # As many as may be missing may also lie about the dealer.
+                is_certain = len(unusable) > self.tolerance
+                who = owner if is_certain else f"{owner} or {' and '.join(sorted(unusable))}"
                 raise SumError(
                     f"expected shares of {owner} that their holders can use, got others for "
                     f"{len(unusable)} of them: {who} has sent something wrong",

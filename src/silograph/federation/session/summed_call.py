@@ -73,8 +73,8 @@ class SummedCall:
 
     @property
     def tolerance(self) -> int:
-        """How many silos may lie about another one: more than these are believed, and 2 or more."""
-        return max(1, self._sum.tolerance)
+        """How many silos are not believed about another one."""
+        return self._sum.tolerance
 
     @property
     def present(self) -> list[str]:
