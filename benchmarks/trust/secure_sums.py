@@ -170,11 +170,12 @@ def federate(graph: Graph, config: RunConfig, folder: Path) -> Result:
     return result
 
 
-def sessions(graph: Graph, rounds: int, times: int) -> None:
-    """Compare rounds of ten silos over gRPC."""
+def sessions(graph: Graph, rounds: int, times: int, epochs: int) -> None:
+    """Compare rounds of ten silos over gRPC, each with so many local epochs."""
     seconds: dict[bool, list[float]] = {False: [], True: []}
     results: dict[bool, Result] = {}
     base = {**RUN, "clients": 10, "dataset": "cora", "evaluation_min_count": 0}
+    base["local_epochs"] = epochs
     for _ in range(times):
         for secure in (False, True):
             taken = []
@@ -192,6 +193,7 @@ def sessions(graph: Graph, rounds: int, times: int) -> None:
     tell(
         part="sessions",
         silos=10,
+        epochs=epochs,
         seconds_plain=round(min(seconds[False]), 4),
         seconds_secure=round(min(seconds[True]), 4),
         bytes_up_plain=bytes_up(plain, 2) // 10,
@@ -209,6 +211,7 @@ def main() -> None:
     parser.add_argument("graph", nargs="?")
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--times", type=int, default=3)
+    parser.add_argument("--epochs", type=int, default=1)
     parser.add_argument("--silos", type=int, nargs="*", default=SILOS)
     arguments = parser.parse_args()
     torch.set_num_threads(1)
@@ -219,7 +222,7 @@ def main() -> None:
     if arguments.part == "simulated":
         simulated(graph, arguments.rounds, arguments.times, arguments.silos)
     else:
-        sessions(graph, arguments.rounds, arguments.times)
+        sessions(graph, arguments.rounds, arguments.times, arguments.epochs)
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ import torch
 
 import silograph as sg
 from mistakes import raises_code
+from rating_graphs import rating_graph
 from runs import FAST, MakeGraph, go, of, outcome, rows_of, run_until, same_bits, weights_of
 from silograph.core.config import make_config
 from silograph.core.errors import ConfigError, ProtocolError
@@ -116,6 +117,50 @@ def test_the_ledger_counts_what_masks_take(make_graph: MakeGraph) -> None:
     assert by[Kind.SHARES, "up"] == [sizes.shares_up] * 4
     assert by[Kind.MASKS, "up"] == [sizes.masks_up] * 4
     assert sizes.masked - 8 * values < 60
+
+
+RATINGS: dict[str, Any] = {
+    "model": "rating_mf",
+    "clients": 3,
+    "partition": "random",
+    "split": "0.6/0.2/0.2",
+    "rounds": 3,
+    "hidden": 4,
+    "lr": 0.02,
+    "dropout": 0.0,
+    "dtype": "float64",
+    "options": {"embedding": 3, "items": 300},
+}
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"method": "fedmf"},
+        {"method": "fedgnn"},
+        {"method": "fesog"},
+        {"method": "fedacs", "selector": "uniform"},
+    ],
+    ids=lambda more: more["method"],
+)
+def test_sums_of_items_over_clients_are_those_of_a_plain_run(more: dict[str, Any]) -> None:
+    """Rows of items are weighted by who has rated them: by sums of ratings of each item."""
+    graph, options = rating_graph(), RATINGS | more
+    plain, secure = sg.run(graph, **options), sg.run(graph, **options, secure_aggregation=True)
+    for name, w in (weights_of(plain) or {}).items():
+        torch.testing.assert_close(of(secure)[name], w, rtol=0, atol=1e-6)
+
+
+def test_shared_biases_are_refused() -> None:
+    """Their sums are of single items, which silos list to the server."""
+    shared = {
+        **RATINGS,
+        "method": "fedavg",
+        "model": "rating_biases",
+        "options": {"shared": "items"},
+    }
+    with raises_code(ConfigError, "conflicting-options"):
+        sg.run(rating_graph(), **shared, secure_aggregation=True)
 
 
 STATISTICS: list[dict[str, Any]] = [

@@ -378,7 +378,7 @@ def test_a_silo_with_wrong_shares_stays_and_their_dealer_is_named(way: str, spoi
         server.add_masked(name, silo.mask(values[name], server.shares_for(name)))
     if spoiled == 1:
         np.testing.assert_array_equal(unmask(parties), total_of(values, values))
-        assert server.confirmed["silo0"].lacking == {"silo5"}
+        assert server.confirmed["silo0"].unusable == {"silo5"}
         return
     with raises_code(SumError, "secure-sum", silo="silo5"):
         unmask(parties)

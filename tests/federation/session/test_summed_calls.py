@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,7 +24,7 @@ from silograph.federation.in_process import InProcess
 from silograph.federation.program import Call, Program, Repeat
 from silograph.federation.secure.protocol import digest_of_names
 from silograph.federation.secure.revealed import RevealedSums
-from silograph.federation.secure.sums import SecureSums
+from silograph.federation.secure.sums import SecureSums, SumError
 from silograph.federation.secure.wire import all_keys_payload, read_keys
 from silograph.federation.session.engine import Session
 from silograph.federation.session.message import (
@@ -38,6 +39,7 @@ from silograph.federation.session.message import (
 )
 from silograph.federation.session.peer import Peer
 from silograph.federation.session.responder import Responder
+from silograph.federation.session.state_store import StateStore
 from silograph.federation.session.summed_reply import SummedReply, Summing
 from silograph.graph.block.block import ClientBlock, Route
 
@@ -306,10 +308,14 @@ def test_one_silo_without_usable_shares_spoils_nothing(built: Built) -> None:
     assert not fed.away
 
 
-def test_a_round_is_not_summed_again_without_one_silo(built: Built) -> None:
-    """A server that is started anew does not know of the first sum; silos do, and it believes."""
+def test_a_round_is_not_summed_again_without_one_silo(built: Built, tmp_path: Path) -> None:
+    """All are started anew: the server does not know of the first sum, silos do by their files."""
     fed, links = secure_session(built, patience=5.0)
+    for name, link in links.items():
+        link.worker._store = StateStore(tmp_path / name)
     first = result_of(fed)
+    for name, link in links.items():
+        link.worker._store = StateStore(tmp_path / name)
     fed.rejoin(AwayError("again", (), 0))
     fed.start_round(1)
     fed._unmasked.clear()
@@ -322,6 +328,15 @@ def test_a_round_is_not_summed_again_without_one_silo(built: Built) -> None:
     # Two silos are missing now, so no difference is the value of one.
     assert same(result_of(fed), oracle(built, list(fed.ids[:4])))
     assert same(first, oracle(built, list(fed.ids)))
+
+
+def test_what_was_unmasked_is_forgotten_when_the_run_is_over(tmp_path: Path) -> None:
+    store = StateStore(tmp_path / "run")
+    store.revealed.add("1 1 work", "", frozenset("ab"))
+    with raises_code(SumError, "secure-sum", silo=""):
+        StateStore(tmp_path / "run").revealed.check("1 1 work", "", frozenset("abc"), 2)
+    store.drop()
+    StateStore(tmp_path / "run").revealed.check("1 1 work", "", frozenset("abc"), 2)
 
 
 def test_a_silo_that_is_back_is_left_out_of_a_sum_that_was_without_it(built: Built) -> None:

@@ -126,12 +126,12 @@ def _check(largest: float, bound: float, name: str) -> None:
 def _split(values: np.ndarray) -> np.ndarray:
     """Return the limbs of float64 values, (..., LIMBS) uint64; they all have the value's sign."""
     limbs = np.empty((*values.shape, LIMBS))
-    rest = values.copy()
+    remainder = values.copy()
     for place in range(LIMBS - 1, -1, -1):
         unit = 2.0 ** (LIMB_BITS * place - LOWEST)
         # Exact but in the lowest limb: of a float64 both parts are float64, too.
-        limbs[..., place] = np.trunc(rest / unit) if place else np.rint(rest / unit)
-        rest -= limbs[..., place] * unit
+        limbs[..., place] = np.trunc(remainder / unit) if place else np.rint(remainder / unit)
+        remainder -= limbs[..., place] * unit
     return limbs.astype(np.int64).view(np.uint64)
 
 

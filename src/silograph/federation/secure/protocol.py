@@ -115,11 +115,11 @@ class Confirmed:
 
     Attributes:
         tags: that authenticate the list to each partner, by its name.
-        lacking: dealers whose shares it could not use.
+        unusable: dealers whose shares it could not use.
     """
 
     tags: Mapping[str, bytes]
-    lacking: frozenset[str] = frozenset()
+    unusable: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -510,9 +510,9 @@ class ServerSum:
 
     @property
     def tolerance(self) -> int:
-        """How many of a silo's holders may be missing."""
+        """How many silos are not believed about another one: as many as may be missing."""
         topology = topology_of(len(self.silos))
-        return topology.partners + 1 - topology.threshold
+        return max(1, topology.partners + 1 - topology.threshold)
 
     @property
     def silos(self) -> tuple[str, ...]:
@@ -592,14 +592,14 @@ class ServerSum:
         """Raise `SumError` for a silo of whose shares too few holders have usable ones."""
         for owner in self.dealt:
             holders = {owner, *self.partners[owner]} & self.confirmed.keys()
-            lacking = {n for n in holders if owner in self.confirmed[n].lacking}
-            if len(holders) >= self.threshold > len(holders - lacking):
-                # One silo's word against another's: either of them lies.
-                is_certain = len(lacking) > 1
-                who = owner if is_certain else f"{owner} or {min(lacking)}"
+            unusable = {n for n in holders if owner in self.confirmed[n].unusable}
+            if len(holders) >= self.threshold > len(holders - unusable):
+                # As many as may be missing may also lie about the dealer.
+                is_certain = len(unusable) > self.tolerance
+                who = owner if is_certain else f"{owner} or {' and '.join(sorted(unusable))}"
                 raise SumError(
                     f"expected shares of {owner} that their holders can use, got others for "
-                    f"{len(lacking)} of them: {who} has sent something wrong",
+                    f"{len(unusable)} of them: {who} has sent something wrong",
                     owner if is_certain else "",
                 )
 
@@ -614,7 +614,7 @@ class ServerSum:
     def request_for(self, name: str) -> tuple[list[str], list[str]]:
         """Return of which silos a silo is to reveal shares of own masks, and of mask keys."""
         own = self.confirmed.get(name, Confirmed({}))
-        near = {name, *self.partners[name]} - own.lacking
+        near = {name, *self.partners[name]} - own.unusable
         known = [n for n in self.silos if n in near and n in self.dealt]
         there = set(self.present)
         return [n for n in known if n in there], [n for n in known if n not in there]

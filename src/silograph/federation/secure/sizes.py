@@ -8,7 +8,7 @@
 | shares | server | `from`: who has dealt; `shares`: for this silo |
 | masked values | silo | `masked` (n,) int64, in the call's own kind |
 | masks | server | `states`: which silos have sent masked values, and which have vanished |
-| masks | silo | `tags`: that confirm these to each partner; `lacking`: whose shares are no use |
+| masks | silo | `tags`: that confirm these to each partner; `unusable`: whose shares are no use |
 | masks | server | `tags`: those for this silo |
 | masks | silo | `shares`: one of each |
 """
@@ -68,7 +68,7 @@ class SumSizes:
         self.masks_down = self._size({"states": bytes_field(len(names))}) + self._size(
             {"tags": tags}
         )
-        self.masks_up = self._size({"tags": tags, "lacking": bytes_field(holders)}) + self._size(
+        self.masks_up = self._size({"tags": tags, "unusable": bytes_field(holders)}) + self._size(
             {"shares": bytes_field(holders, SHARE_BYTES)}
         )
 

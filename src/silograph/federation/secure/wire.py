@@ -179,25 +179,25 @@ def read_states(payload: Payload, silos: Sequence[str]) -> dict[str, int]:
 
 def confirmed_payload(confirmed: Confirmed, holders: Sequence[str]) -> dict[str, Stacked]:
     """Return a silo's confirmation as fields, with zeros for holders that get none."""
-    flags = bytes(holder in confirmed.lacking for holder in holders)
-    return {**tags_payload(confirmed.tags, holders), "lacking": _row_field(flags)}
+    flags = bytes(recipient in confirmed.unusable for recipient in holders)
+    return {**tags_payload(confirmed.tags, holders), "unusable": _row_field(flags)}
 
 
 def read_confirmed(payload: Payload, holders: Sequence[str]) -> Confirmed:
     """Return a silo's confirmation."""
-    flags = _read(payload, "lacking", len(holders)).tolist()
-    lacking = frozenset(h for h, flag in zip(holders, flags, strict=True) if flag)
-    return Confirmed(read_tags(payload, holders), lacking)
+    flags = _read(payload, "unusable", len(holders)).tolist()
+    unusable = frozenset(h for h, flag in zip(holders, flags, strict=True) if flag)
+    return Confirmed(read_tags(payload, holders), unusable)
 
 
 def tags_payload(tags: Mapping[str, bytes], holders: Sequence[str]) -> dict[str, Stacked]:
     """Return tags as a field, with zeros for holders without one."""
-    rows = [tags.get(holder, bytes(TAG_BYTES)) for holder in holders]
+    rows = [tags.get(recipient, bytes(TAG_BYTES)) for recipient in holders]
     return {"tags": _bytes_field(rows, TAG_BYTES)}
 
 
 def read_tags(payload: Payload, holders: Sequence[str]) -> dict[str, bytes]:
-    """Return the tags of each holder."""
+    """Return the tags of each recipient."""
     rows = _read(payload, "tags", len(holders), TAG_BYTES)
     return {h: row.tobytes() for h, row in zip(holders, rows, strict=True)}
 

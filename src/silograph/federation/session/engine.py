@@ -742,11 +742,9 @@ class Session:
             by=None if layout is None else layout.by,
         )
         if layout is not None:
-            reply = self._add_up(op, answer_envelope, layout, positions, called_peers)
-            problem = agreed_call.problem if is_library(op) else None
-            silos = len(self._unmasked[answer_envelope][-1])
-            check_reply_of_sum(reply, agreed_call.reply_specs, layout.by, silos, problem, inbox)
-            return reply
+            return self._add_up(
+                agreed_call, inbox, answer_envelope, layout, positions, called_peers
+            )
 
         # 2. Read the answers in client order; a reply that breaks a rule drops its client.
         def read(place: int, peer: Peer) -> Answer:
@@ -798,7 +796,8 @@ class Session:
 
     def _add_up(
         self,
-        op: Op,
+        agreed_call: Call,
+        inbox: Payload,
         answer: Envelope,
         layout: Layout,
         positions: Tensor,
@@ -807,11 +806,12 @@ class Session:
         """Return the secure sum of the replies of silos; drop those that fail in a step.
 
         Raises:
-            ProtocolError: too few silos are left, or one has spoiled the sum.
+            ProtocolError: too few silos are left, one has spoiled the sum, or it breaks a bound of
+                the call.
         """
         from silograph.federation.session.summed_call import SummedCall  # needs cryptography
 
-        peers = {peer.name: peer for _, peer in called_peers}
+        op, peers = agreed_call.op, {peer.name: peer for _, peer in called_peers}
         earlier = self._unmasked.setdefault(answer, [])
         call = SummedCall(answer, layout, tuple(peers), earlier)
         for name, peer in peers.items():
@@ -840,6 +840,10 @@ class Session:
         self._check_summable(op, call.revealed, positions, call)
         result = self._check_spoiled(call.result, answer.op)
         call.record(self._account, {name: place for place, name in enumerate(self.ids)})
+        # What contradicts itself in one reply may not in a sum; silograph's own ops are known.
+        problem = agreed_call.problem if is_library(op) else None
+        silos, specs = len(call.present), agreed_call.reply_specs
+        check_reply_of_sum(result, specs, layout.by, silos, problem, inbox)
         return dict(result)
 
     def _choose_summed(self, names: list[str], step: Type, call: "SummedCall") -> list[str]:

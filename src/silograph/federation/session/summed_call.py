@@ -73,8 +73,8 @@ class SummedCall:
 
     @property
     def tolerance(self) -> int:
-        """How many silos may lie about another one: more than these are believed, and 2 or more."""
-        return max(1, self._sum.tolerance)
+        """How many silos are not believed about another one."""
+        return self._sum.tolerance
 
     @property
     def present(self) -> list[str]:
@@ -152,7 +152,7 @@ class SummedCall:
         kind = ANSWERS[step] or self._answer.kind
         payload = self._read(frame, kind)
         if step is Type.SHARE:
-            with_keys = [holder for holder in holders if holder in self._sum.keys]
+            with_keys = [recipient for recipient in holders if recipient in self._sum.keys]
             self._sum.add_shares(name, read_dealt(payload, with_keys))
         elif step is Type.MASK:
             self._sum.add_masked(name, read_masked(payload, self._layout.size))
