@@ -86,7 +86,9 @@ from silograph.nn.model import (
     stage_weights,
 )
 from silograph.nn.reach import (
+    Incoming,
     Reach,
+    RemoteParts,
     boundary_reach,
     count_contributors,
     full_reach,
@@ -330,10 +332,9 @@ def begin_inside(
     started, counts = start_pass(clients, state, request)
     at, params = inputs_of(clients, started, stages_with_sums(clients.cfg.model.staged)[0])
     z = before(params, at)
-    no_remote_sums = torch.zeros_like(z)
     started = with_product(started, at, z)
     at = replace(at, reach=with_own_degrees(clients.block, at.reach))
-    return finish(clients, started, at, params, no_remote_sums), counts
+    return finish(clients, started, at, params, None), counts
 
 
 @op(Kind.PARTIAL_SUMS)
@@ -384,7 +385,7 @@ def with_product(state: InPass, at: Inputs, z: Tensor) -> InPass:
 
 
 def finish(
-    clients: Clients, state: InPass, at: Inputs, params: Params, remote_sums: Tensor
+    clients: Clients, state: InPass, at: Inputs, params: Params, remote_sums: Incoming
 ) -> InPass:
     """Finish a stage, and do those without a sum that follow.
 
@@ -486,7 +487,7 @@ def gradient_of_sum(state: PassState) -> Tensor:
 
 
 def finish_back(
-    clients: Clients, state: InPass, at: Inputs, params: Params, remote_sums: Tensor
+    clients: Clients, state: InPass, at: Inputs, params: Params, remote_sums: Incoming
 ) -> InPass:
     """Backpropagate from the sum of a stage; `remote_sums` (r, O) as in `finish`, of gradients."""
     s = gradient_of_sum(state)
@@ -638,8 +639,10 @@ def _partial_sums(clients: Clients, messages: Tensor, reach: Reach) -> PartialSu
     return PartialSums(Ragged(rows[is_sent], off), Ragged(slots[is_sent], off), Stacked(left_out))
 
 
-def _sums_from_others(block: ClientBlock, reach: Reach, request: RemoteSums, own: Tensor) -> Tensor:
-    """Return sums over neighbors in other silos (r, D), in the form of the own rows (r, D)."""
+def _sums_from_others(
+    block: ClientBlock, reach: Reach, request: RemoteSums, own: Tensor
+) -> RemoteParts:
+    """Return sums over neighbors in other silos, in the form of the own rows (r, D)."""
     check_like(request.sum.t, own)
     return placed(block, reach, request.sum, request.row)
 
