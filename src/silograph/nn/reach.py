@@ -336,13 +336,15 @@ def _add_scaled(
     """
     if isinstance(incoming, Tensor):
         return total + _scale_rows(incoming, scales, reach)
-    sums = None if incoming is None else incoming.sums
-    for scale in scales:
-        if scale is not None:
-            report_rows(reach.off, total.shape[1])
-            if incoming is not None:
-                sums = scale[incoming.rows] * sums
-    return total if incoming is None else total.index_add_(0, incoming.rows, sums)
+    present = [scale for scale in scales if scale is not None]
+    for _ in present:
+        report_rows(reach.off, total.shape[1])
+    if incoming is None:
+        return total
+    sums = incoming.sums
+    for scale in present:
+        sums = scale[incoming.rows] * sums
+    return total.index_add_(0, incoming.rows, sums)
 
 
 def placed(block: ClientBlock, reach: Reach, total: Ragged, row: Ragged | None) -> RemoteParts:
