@@ -93,7 +93,9 @@ from silograph.nn.model import (
     stage_weights,
 )
 from silograph.nn.reach import (
+    Incoming,
     Reach,
+    RemoteParts,
     count_contributors,
     messages_back,
     messages_out,
@@ -288,10 +290,9 @@ def begin_inside(
     started, counts = start_pass(clients, state, request)
     at, params = inputs_of(clients, started, stages_with_sums(clients.cfg.model.staged)[0])
     z = before(params, at)
-    no_remote_sums = torch.zeros_like(z)
     started = with_product(started, at, z)
     at = replace(at, reach=with_own_degrees(clients.block, at.reach))
-    return finish(clients, started, at, params, no_remote_sums), counts
+    return finish(clients, started, at, params, None), counts
 
 
 @op(Kind.PARTIAL_SUMS)
@@ -342,7 +343,7 @@ def with_product(state: InPass, at: Inputs, z: Tensor) -> InPass:
 
 
 def finish(
-    clients: Clients, state: InPass, at: Inputs, params: Params, remote_sums: Tensor
+    clients: Clients, state: InPass, at: Inputs, params: Params, remote_sums: Incoming
 ) -> InPass:
     """Finish a stage, and do those without a sum that follow.
 
@@ -444,7 +445,7 @@ def gradient_of_sum(state: PassState) -> Tensor:
 
 
 def finish_back(
-    clients: Clients, state: InPass, at: Inputs, params: Params, remote_sums: Tensor
+    clients: Clients, state: InPass, at: Inputs, params: Params, remote_sums: Incoming
 ) -> InPass:
     """Backpropagate from the sum of a stage; `remote_sums` (r, O) as in `finish`, of gradients."""
     s = gradient_of_sum(state)
@@ -603,8 +604,8 @@ def _has_enough_silos(state: PassState, slots: int, least: int) -> Tensor:
 
 def _sums_from_others(
     clients: Clients, reach: Reach, request: RemoteSums, own: Tensor, form: FixedPoint
-) -> Tensor:
-    """Return sums over neighbors in other silos (r, D), in the form of the own rows (r, D)."""
+) -> RemoteParts:
+    """Return sums over neighbors in other silos, in the form of the own rows (r, D)."""
     total = request.sum
     if clients.cfg.row_minimum.masked:
         total = replace(total, t=decode_rows(total.t, form, own))

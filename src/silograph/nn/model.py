@@ -18,7 +18,7 @@ from silograph.core.errors import ConfigError, lookup
 from silograph.core.key import Key
 from silograph.core.payload import NO_STATE, State
 from silograph.core.text import state_of_fields
-from silograph.core.work import report_entries
+from silograph.core.work import report_entries, report_rows
 from silograph.graph.block.block import ClientBlock, Rows, SparseRows
 from silograph.graph.graph import LabelForm
 from silograph.nn import fit
@@ -41,13 +41,14 @@ from silograph.nn.forward import (
     Stage,
     Staged,
     after_dropout,
+    drop_others,
     forward_pass,
     leave,
     whole_pass,
 )
 from silograph.nn.model_options import MODEL_KINDS, ModelKind
 from silograph.nn.reach import Reach
-from silograph.nn.segment import sparse_product
+from silograph.nn.segment import gradients, sparse_product
 
 DRAWN_AT_MOST = 1 << 22  # entries of a weight that is drawn only to learn its shape
 
@@ -494,11 +495,14 @@ def _weights_of_clients(w: Tensor, stage_inputs: Inputs, name: str, clients: int
 
 def _inputs_after_dropout(stage_inputs: Inputs) -> Rows:
     """Return the inputs of the convolution, after dropout."""
-    return after_dropout(
-        stage_inputs.stage,
-        stage_inputs.number,
-        stage_inputs.x,
-        stage_inputs.row_key,
-        stage_inputs.reach.off,
-        stage_inputs.key,
-    )
+    at, stage, x, reach = stage_inputs, stage_inputs.stage, stage_inputs.x, stage_inputs.reach
+    if at.key is None or stage.drop == 0 or isinstance(x, SparseRows):
+        return after_dropout(stage, at.number, x, at.row_key, reach.off, at.key)
+    # Drawn once for the ways forward and back.
+    name = at.key, stage.drop, x.shape[1]
+    latest = reach.kept.get(at.number)
+    if latest is None or latest[0] != name:
+        key = at.key.fold("dropout", at.number)
+        latest = reach.kept[at.number] = name, key.keep(at.row_key, x.shape[1], stage.drop)
+    report_rows(reach.off, 2 * x.shape[1] * (1 + gradients(x)))
+    return drop_others(x, latest[1], stage.drop)

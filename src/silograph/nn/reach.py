@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from silograph.core.errors import ProtocolError
+from silograph.core.key import Key
 from silograph.core.payload import Ragged, offsets, owners, ranges
 from silograph.core.work import report_entries, report_rows
 from silograph.graph.block.block import ClientBlock
@@ -38,6 +39,8 @@ class Reach:
         slot_off: (C + 1,) of each client.
         place: (n,) int64 position among `rows` of every row, -1 for none.
         operators: what was worked out from the reach alone, by what it is for.
+        kept: by stage, of its latest dropout the key, share and width D, and which entries (r, D)
+            bool are kept.
     """
 
     rows: Tensor
@@ -51,6 +54,7 @@ class Reach:
     slot_off: Tensor
     place: Tensor
     operators: dict[object, CSR] = field(default_factory=dict, repr=False)
+    kept: dict[int, tuple[tuple[Key, float, int], Tensor]] = field(default_factory=dict, repr=False)
 
     @property
     def messages(self) -> Messages:
@@ -288,7 +292,23 @@ def count_contributors(messages: Tensor, reach: Reach) -> Tensor:
     return segment_sum(is_nonzero[reach.outer.indices.long()], reach.outer.indptr.long())
 
 
-def summed(scales: Scales, z: Tensor, incoming: Tensor, reach: Reach) -> Tensor:
+@dataclass(frozen=True, eq=False)
+class RemoteParts:
+    """Sums over neighbors in other silos, of some of the rows that take part; 0 at the others.
+
+    Attributes:
+        rows: (k,) int64 among those rows, each once.
+        sums: (k, D).
+    """
+
+    rows: Tensor
+    sums: Tensor
+
+
+Incoming = Tensor | RemoteParts | None  # (r, D); None: no row has neighbors in other silos
+
+
+def summed(scales: Scales, z: Tensor, incoming: Incoming, reach: Reach) -> Tensor:
     """Return post * (inner @ (pre * z) + incoming) + own * z, (r, D).
 
     Args:
@@ -298,17 +318,37 @@ def summed(scales: Scales, z: Tensor, incoming: Tensor, reach: Reach) -> Tensor:
         reach: the rows and edges of the pass.
     """
     inner = _sparse_product(inner_operator(scales, reach), z, reach)
-    return inner + _scale_rows(incoming, (scales.receiver_scale(reach.degree),), reach)
+    return _add_scaled(inner, incoming, (scales.receiver_scale(reach.degree),), reach)
 
 
-def summed_back(scales: Scales, grad: Tensor, incoming: Tensor, reach: Reach) -> Tensor:
+def summed_back(scales: Scales, grad: Tensor, incoming: Incoming, reach: Reach) -> Tensor:
     """Return dLoss/dz (r, D) from dLoss/ds (r, D) and incoming sums of other silos (r, D)."""
     inner = _sparse_product(inner_operator(scales, reach).transposed, grad, reach)
-    return inner + _scale_rows(incoming, (scales.sender_scale(reach.degree), reach.cross), reach)
+    return _add_scaled(inner, incoming, (scales.sender_scale(reach.degree), reach.cross), reach)
 
 
-def placed(block: ClientBlock, reach: Reach, total: Ragged, row: Ragged | None) -> Tensor:
-    """Return received sums for boundary rows (k, D) at the rows that take part, (r, D).
+def _add_scaled(
+    total: Tensor, incoming: Incoming, scales: tuple[Tensor | None, ...], reach: Reach
+) -> Tensor:
+    """Return sums (r, D) with those of other silos, scaled by the receiver.
+
+    The work reported is that of all rows: which of them have such neighbors changes little.
+    """
+    if isinstance(incoming, Tensor):
+        return total + _scale_rows(incoming, scales, reach)
+    present = [scale for scale in scales if scale is not None]
+    for _ in present:
+        report_rows(reach.off, total.shape[1])
+    if incoming is None:
+        return total
+    sums = incoming.sums
+    for scale in present:
+        sums = scale[incoming.rows] * sums
+    return total.index_add_(0, incoming.rows, sums)
+
+
+def placed(block: ClientBlock, reach: Reach, total: Ragged, row: Ragged | None) -> RemoteParts:
+    """Return received sums for boundary rows (k, D) at the rows that take part.
 
     Raises:
         ProtocolError: sums for boundary rows that do not exist or take no part.
@@ -322,7 +362,7 @@ def placed(block: ClientBlock, reach: Reach, total: Ragged, row: Ragged | None) 
             f"expected sums for boundary rows that take part, got {len(total.t)} for "
             f"{len(position)}"
         )
-    return total.t.new_zeros(len(reach.rows), total.t.shape[1]).index_add_(0, position, total.t)
+    return RemoteParts(position, total.t)
 
 
 def _scale_rows(z: Tensor, scales: tuple[Tensor | None, ...], reach: Reach) -> Tensor:

@@ -432,7 +432,7 @@ def _step_flops(model: Staged, block: ClientBlock, batches: TrainingBatches) -> 
 
     def by_client(ends: np.ndarray) -> np.ndarray:
         """Return the length of each client's runs, (C,) float64."""
-        lengths: np.ndarray = np.diff(ends).reshape(-1, clients).sum(0)
+        lengths: np.ndarray = (ends[1:] - ends[:-1]).reshape(-1, clients).sum(0)
         return lengths.astype(np.float64)
 
     rows = by_client(off)

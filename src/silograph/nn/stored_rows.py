@@ -226,6 +226,9 @@ def _pass_until(
 
 
 def _select_rows(x: Rows, rows: Tensor, off: Tensor) -> Rows:
+    total = len(x) if isinstance(x, Tensor) else x.csr.num_rows
+    if len(rows) == total and torch.equal(rows, torch.arange(total, device=rows.device)):
+        return x
     if isinstance(x, Tensor):
         return x[rows]
     return SparseRows(x.csr.select_rows(rows), off, feature=x.feature)

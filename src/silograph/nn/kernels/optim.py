@@ -5,6 +5,7 @@ import numpy as np
 from silograph.core.numba_extensions import pointer_to
 from silograph.nn.kernels.arrays import ZERO, Array, StepRule, compiled, kernel
 
+FIRST_LOOK = 16  # values
 TOGETHER = 4096  # values without data that are updated in one step: they stay in the cache
 
 
@@ -93,14 +94,18 @@ def find_moving_rows(m: Array, v: Array, steps: StepRule, moves: Array) -> None:
 
     The others stay where they are, if there is no weight decay and no pull.
     """
+    has_moments = steps.adam or steps.beta1 > 0
     for row in range(moves.shape[0]):
         is_moving = False
-        if steps.adam:
-            for h in range(m.shape[1]):
-                is_moving |= (m[row, h] != 0) | (v[row, h] != 0)
-        elif steps.beta1 > 0:
+        if has_moments:  # the beginning of a row mostly says so
+            for h in range(min(m.shape[1], FIRST_LOOK)):
+                is_moving |= m[row, h] != 0
+        if has_moments and not is_moving:
             for h in range(m.shape[1]):
                 is_moving |= m[row, h] != 0
+        if steps.adam and not is_moving:
+            for h in range(v.shape[1]):
+                is_moving |= v[row, h] != 0
         moves[row] = is_moving
 
 
