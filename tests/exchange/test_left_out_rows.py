@@ -99,7 +99,8 @@ def overheard(
 ) -> tuple[list[tuple[str, Payload, Payload]], ClientBlock, InProcess]:
     """Return the calls of a step by name, with inbox and reply."""
     block, route, _ = cut_of(make_graph(60), 4, "random")
-    row_minimum = RowMinimum(options.pop("nodes", 1), options.pop("silos", 1))
+    least = options.pop("nodes", 1), options.pop("silos", 1)
+    row_minimum = RowMinimum(*least, masked=options.pop("masked", False))
     own = LabelGuidedOptions(**options)
     cfg = replace(PLAIN, row_minimum=row_minimum, options=own)
     fed, seen, call = InProcess(cfg, block, route, 4), [], InProcess.call
@@ -140,11 +141,20 @@ def test_no_row_rests_on_fewer_nodes(
     assert min(sent.values()) > 0
 
 
+@pytest.mark.parametrize("masked", [False, True])
 def test_no_sum_rests_on_fewer_silos(
-    make_graph: MakeGraph, monkeypatch: pytest.MonkeyPatch
+    make_graph: MakeGraph, monkeypatch: pytest.MonkeyPatch, masked: bool
 ) -> None:
-    seen, _, fed = overheard(monkeypatch, make_graph, silos=2)
+    """Of masked rows silos leave them out themselves."""
+    seen, _, fed = overheard(monkeypatch, make_graph, silos=2, masked=masked)
     silos = torch.bincount(fed.route.target)
+    sent = [reply for name, _, reply in seen if name in {"send_partial_sums", "send_cotangents"}]
+    for reply in sent if masked else []:
+        slot = reply["slot"]
+        assert isinstance(slot, Ragged)
+        places = fed.route.slot_off[:-1].repeat_interleave(slot.off.diff()) + slot.t.long()
+        assert int(silos[fed.route.target[places]].min()) == 2
+        assert len(places) == int((silos[fed.route.target] >= 2).sum())
     handed = [
         inbox for name, inbox, _ in seen if name in {"add_remote_sums", "add_remote_cotangents"}
     ]

@@ -264,8 +264,8 @@ class RunConfig:
     min_silos_per_row: Contributors = setting(
         "Training",
         1,
-        "least number of silos behind each sum that the server hands on; others are left out "
-        "(methods that exchange sums)",
+        "least number of silos behind each sum of rows; others are left out, by the server or with "
+        "secure_aggregation by silos (methods that exchange sums)",
     )
     batch_size: Count | None = setting(
         "Training", None, "training nodes in a local step (default: all of a client)"

@@ -503,8 +503,9 @@ def masked_line(least: int) -> str:
     """Return what secure aggregation changes of what a silo sends, for its people."""
     return (
         "replies that are summed are sent masked, 8 bytes for each number, and unmasked only in "
-        f"sums over at least {count_of(least, 'silo')}; rows of nodes and partial sums of rows are "
-        "not masked; sizes above are those without masks"
+        f"sums over at least {count_of(least, 'silo')}; their sizes above are those without masks; "
+        "partial sums of rows, and rows of bns, are masked for the silo that needs them; other "
+        "rows of nodes are not masked"
     )
 
 

@@ -46,6 +46,7 @@ from silograph.federation.ledger import Ledger
 from silograph.graph.block.block import ClientBlock, Route
 from silograph.graph.datasets import source_of
 from silograph.graph.graph import Graph
+from silograph.methods.bns import serve, store
 from silograph.methods.fedavg import train
 from silograph.methods.local_training import shared, untouched_rows_after_round
 from silograph.nn.conv import Params, as_matrix
@@ -62,6 +63,8 @@ MASKED_FIELDS: Mapping[Op, str] = {
     send_cotangents: "rows",
     add_remote_sums: "sum",
     add_remote_cotangents: "sum",
+    serve: "rows",
+    store: "rows",
 }  # fields of messages that silos mask in runs with secure aggregation
 
 

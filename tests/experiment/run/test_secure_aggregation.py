@@ -21,6 +21,7 @@ from silograph.core.kinds import Kind
 from silograph.experiment.run.setup import prepare
 from silograph.federation.base import Gather, Sum
 from silograph.federation.field_specs import COUNT
+from silograph.federation.ledger import Ledger
 from silograph.federation.messages import Empty
 from silograph.federation.ops import CallContext
 from silograph.federation.secure.sizes import SumSizes
@@ -82,11 +83,12 @@ def test_bits_do_not_depend_on_blocks(
     assert one.ledger.records == other.ledger.records
 
 
+@pytest.mark.parametrize("method", ["fedavg", "label_guided", "bns"])
 def test_a_resumed_run_is_the_same(
-    make_graph: MakeGraph, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    method: str, make_graph: MakeGraph, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    graph, options = make_graph(60), FAST | SECURE
-    whole = go(graph, **SECURE, out=str(tmp_path / "whole"))
+    graph, options = make_graph(60), FAST | SECURE | {"method": method}
+    whole = go(graph, **(SECURE | {"method": method}), out=str(tmp_path / "whole"))
     run_until(monkeypatch, graph, 3, tmp_path / "cut", **options)
     resumed = sg.resume(str(tmp_path / "cut"), graph=graph)
     assert same_bits(weights_of(whole), weights_of(resumed))
@@ -210,6 +212,28 @@ def of_fitted(result: sg.Result) -> dict[str, torch.Tensor]:
         fitted["edge weight"] = torch.tensor([preprocessing.mean_edge_weight])
     assert fitted
     return fitted
+
+
+def test_the_ledger_counts_masked_rows_and_their_keys(make_graph: MakeGraph) -> None:
+    """A value of a row takes 8 bytes; frames that are encoded have the bytes of the ledger."""
+    graph = make_graph(60)
+    options = {"method": "label_guided", "rounds": 1, "dtype": "float32"}
+    setup = prepare(make_config(FAST | SECURE | options), graph)
+    slots, model = len(setup.federation.route.target), setup.method_config.model
+
+    def sent(ledger: Ledger, kind: Kind) -> int:
+        records = [r for r in ledger.records if r.what == kind and r.direction == "up"]
+        return sum(int(r.bytes.sum()) for r in records)
+
+    plain = go(graph, **options).ledger
+    for strict in (False, True):
+        secure = go(graph, **(options | SECURE), strict=strict).ledger
+        for kind in (Kind.PARTIAL_SUMS, Kind.COTANGENTS):
+            further = sent(secure, kind) - sent(plain, kind)
+            assert further == 4 * slots * (model.hidden + model.outputs)
+        offers = [r for r in secure.records if r.op == "offer_keys" and r.direction == "up"]
+        assert {r.what for r in offers} == {Kind.KEYS}
+        assert len(offers) == 2  # of training and of its evaluation
 
 
 REFUSED: list[tuple[dict[str, Any], list[str]]] = [

@@ -12,12 +12,20 @@ from hashlib import blake2b
 
 import numpy as np
 import pytest
+import torch
 from scipy.stats import chisquare
 
 from mistakes import raises_code
-from silograph.federation.secure import row_masks
+from silograph.core.errors import ProtocolError
+from silograph.federation.secure import row_form, row_masks
+from silograph.federation.secure.fixed_point import FixedPoint
 from silograph.federation.secure.protocol import NO_PROVER, Prover
-from silograph.federation.secure.row_form import RowNames
+from silograph.federation.secure.row_form import (
+    MOST_CONTRIBUTORS,
+    RowNames,
+    decode_rows,
+    encode_rows,
+)
 from silograph.federation.secure.row_masks import NOBODY, Agreement, RowMasks
 from silograph.federation.secure.sums import SumError
 
@@ -176,6 +184,24 @@ def test_slots_that_take_no_part_change_nothing() -> None:
         place = np.array([rows_of(name).index(n) for n in nodes])
         total = started.silos[name].unmask(added(nodes, masked), place)
         assert (total == added(nodes, parts)).all()
+
+
+@pytest.mark.parametrize("form", [row_form.ROWS, row_form.GRADIENTS])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_parts_are_rounded_and_their_sums_exact(form: FixedPoint, dtype: torch.dtype) -> None:
+    draw = torch.Generator().manual_seed(1)
+    rows = form.bound * (2 * torch.rand(MOST_CONTRIBUTORS, 4, generator=draw, dtype=dtype) - 1)
+    rows[:, 0] = form.bound  # so many of the largest parts do not overflow
+    encoded = encode_rows(rows, form)
+    half = 2.0 ** -(form.bits + 1)
+    decoded = decode_rows(encoded, form, rows.double())
+    torch.testing.assert_close(decoded, rows.double(), rtol=0, atol=half)
+    total = decode_rows(encoded.sum(0, keepdim=True), form, rows.double())
+    torch.testing.assert_close(total, decoded.sum(0, keepdim=True), rtol=1e-15, atol=half)
+    assert decode_rows(encoded, form, rows).dtype is dtype
+    for wrong in (2 * form.bound, -2 * form.bound, float("nan")):
+        with raises_code(ProtocolError, "field-out-of-bounds", field="rows"):
+            encode_rows(torch.full((1, 1), wrong, dtype=dtype), form)
 
 
 # --- Who learns what -----------------------------------------------------------------------------

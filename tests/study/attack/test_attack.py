@@ -291,13 +291,17 @@ def test_secure_aggregation_leaves_attacks_the_sums_of_all_silos(make_graph: Mak
     assert secure[rows].share < plain[rows].share
 
 
-def test_secure_aggregation_leaves_attacks_no_partial_sum(make_graph: MakeGraph) -> None:
+@pytest.mark.parametrize(
+    "options", [{"method": "label_guided"}, {"method": "bns", "options": {"rate": 0.5}}]
+)
+def test_secure_aggregation_leaves_attacks_no_row(
+    make_graph: MakeGraph, options: dict[str, Any]
+) -> None:
     """Signs of noise are right by chance only."""
-    options: dict[str, Any] = {"method": "label_guided"}
     plain = found(make_graph, **options)
     secure = found(make_graph, **options, secure_aggregation=True)
     assert plain.keys() == secure.keys()
     single = "messages of single nodes"
-    for name in (FEATURES, single):
+    for name in plain.keys() & {FEATURES, single}:
         assert secure[name].share == 0 < plain[name].share
     assert (secure[LABELS].right or 0) < 0.5 < (plain[LABELS].right or 0)

@@ -25,7 +25,7 @@ from silograph.federation.secure.fixed_point import FixedPoint, decode, encode
 from silograph.graph.block.block import Route
 from silograph.graph.silos.data import Silo
 
-MOST_CONTRIBUTORS = 2**10
+MOST_CONTRIBUTORS = 2**10 - 1
 MOST_PART = 2.0**53
 ROWS = FixedPoint(bits=37, bound=2.0**16)
 GRADIENTS = FixedPoint(bits=45, bound=2.0**8)
