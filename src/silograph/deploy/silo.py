@@ -22,6 +22,7 @@ from silograph.deploy.allowed_code import AllowedCode, split_names
 from silograph.deploy.policy import (
     NO_POLICY,
     PRIVATE,
+    PrivacyBudget,
     ProposedRun,
     SiloPolicy,
     check_code,
@@ -437,7 +438,7 @@ class OwnData:
             private: what all runs have cost; None: a run without differential privacy.
         """
         budget, spent = self.policy.privacy_budget, 0.0
-        if private is not None and budget is not None:
+        if private is not None and isinstance(budget, PrivacyBudget):
             spent = private.epsilon_of_all_runs(budget.delta)
         allow, sent, least = self.attendance.allow, audit.sent, plan.first.least
         runs, of_server = audit.others
