@@ -55,7 +55,7 @@ format: $(READY)
 $(READY): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || python3 -m venv $(VENV)
 	$(BIN)/python -c 'import sys; sys.exit(sys.version_info < (3, 11) and "silograph needs Python 3.11 or newer")'
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,fast,plots,tune,federation]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,fast,plots,tune,federation,dp]'
 	touch $(READY)
 
 # Pins anew from a clean environment; look at the difference before you commit it.
@@ -63,7 +63,7 @@ lock:
 	rm -rf .venv-lock
 	$(PYTHON) -m venv .venv-lock
 	.venv-lock/bin/python -m pip install --quiet hatchling editables
-	.venv-lock/bin/python -m pip install --quiet 'torch==2.13.0' -e '.[dev,fast,plots,tune,tensorboard,mlflow,federation,ray]'
+	.venv-lock/bin/python -m pip install --quiet 'torch==2.13.0' -e '.[dev,fast,plots,tune,tensorboard,mlflow,federation,dp,ray]'
 	.venv-lock/bin/python -m pip freeze --all --exclude-editable --exclude pip | sed 's/+cpu//' > constraints.txt
 	$(MAKE) hashes
 

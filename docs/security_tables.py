@@ -23,6 +23,7 @@ from silograph.experiment.resolve.resolve import Resolved, resolve_without_data
 from silograph.experiment.resolve.run_program import beyond_weights, program_of
 from silograph.experiment.terminal_table import markdown_table
 from silograph.federation.field_specs import FieldSpecs
+from silograph.federation.privacy.release import is_noised
 from silograph.federation.program import Call, Program, calls_of
 from silograph.methods import METHODS
 
@@ -39,6 +40,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "`--class-weight balanced`": {"method": "fedavg", "class_weight": "balanced"},
     "`--weight-rows used`": {"method": "fedavg", "weight_rows": "used"},
     "`--neighbors fedgrains`": {"method": "fedavg", "neighbors": "fedgrains"},
+    "`--dp-unit silo`": {"method": "fedavg", "dp_epsilon": 8.0, "dp_delta": 1e-5, "dp_unit": "silo"},
     "`--option share=all`": {"method": "fedgraph", "options": {"share": "all"}},
     "`--option share=none`": {"method": "fedgraph", "options": {"share": "none"}},
 }
@@ -217,9 +219,30 @@ def _share(finding: dict[str, Any]) -> str:
     return f"{100 * finding['share']:.1f} % of {finding['of']:,}{guesses}"
 
 
+def privacy_table() -> str:
+    """Return the table of all replies of a run with differential privacy of silos, by method."""
+    rows: dict[tuple[str, ...], list[str]] = {}
+    for name in silo_methods():
+        if not METHODS[name].clips_updates:
+            continue
+        privacy = {"dp_epsilon": 8.0, "dp_delta": 1e-5, "dp_unit": "silo", "selector": "all"}
+        _, program = resolved({"method": name, **privacy})
+        for call in {call.op.__name__: call for call in calls_in(program)}.values():
+            content = "nothing" if not call.reply_specs else "zeros, whatever the data"
+            content = "clipped integers with noise" if is_noised(call.op) else content
+            fields = joined({f"`{n}`" for n in names_of(call.reply_specs)})
+            row = call.op.__name__, str(call.reply_kind), fields, content
+            rows.setdefault(row, []).append(f"`{name}`")
+    head = ["call", "kind", "fields of the reply", "they hold", "methods"]
+    return markdown_table(
+        head, [[f"`{row[0]}`", *row[1:], ", ".join(names)] for row, names in rows.items()]
+    )
+
+
 TABLES = {
     "messages": messages_table,
     "options": options_table,
+    "privacy": privacy_table,
     "policy": policy_table,
     "attacks": attacks_table,
 }

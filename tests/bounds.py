@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-EXTRAS = "fast,federation,parquet,pandas,tune"
+EXTRAS = "fast,federation,dp,parquet,pandas,tune"
 RESOLUTIONS = ("lowest-direct", "highest")
 SHOWN = ("torch", "torch-geometric", "numpy", "scipy", "typer", "click", "pymetis", "rich", "numba")
 

@@ -19,6 +19,7 @@ from silograph.core.kinds import Kind
 from silograph.deploy.policy import (
     NO_POLICY,
     STRICT_POLICY,
+    PrivacyBudget,
     ProposedRun,
     RowRules,
     SiloPolicy,
@@ -600,3 +601,19 @@ def test_the_least_count_holds_for_histograms_of_features(evaluation: Any) -> No
     asked = asked_run(feature_drift=True, evaluation_min_count=0)
     assert "expected at least 5 nodes behind each count" in str(why_refused(policy, asked))
     assert why_refused(policy, asked_run(feature_drift=True, evaluation_min_count=5)) is None
+
+
+def test_a_budget_is_read_from_the_file(tmp_path: Path) -> None:
+    file = tmp_path / "policy.toml"
+    file.write_text("privacy_budget = { epsilon = 8, delta = 1e-5 }\n")
+    policy = read_policy(tmp_path)
+    assert policy is not None
+    assert policy.privacy_budget == PrivacyBudget(epsilon=8.0, delta=1e-5)
+    assert len(policy.digest) == 64
+    assert "  privacy_budget: epsilon 8.0, delta 1e-05" in describe_policy(
+        policy, has_file=True, allow=()
+    )
+    for wrong in ("{ epsilon = 8 }", "{ epsilon = 0, delta = 1e-5 }", "8.0", '"none"'):
+        file.write_text(f"privacy_budget = {wrong}\n")
+        with pytest.raises(ConfigError):
+            read_policy(tmp_path)

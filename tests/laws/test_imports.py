@@ -37,6 +37,7 @@ ROOMS = [
     {"experiment.resolve.parts"},
     {"experiment.resolve.run_request"},
     {"experiment.resolve.data"},
+    {"experiment.resolve.privacy"},
     {"experiment.resolve.exclusions"},
     {"experiment.resolve.resolve", "experiment.resolve.run_program"},
     {"experiment.run"},

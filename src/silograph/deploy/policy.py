@@ -96,13 +96,13 @@ class SiloPolicy:
         least_silos: of a run, as the server says.
         evaluation: what replies of evaluation hold: histograms and counts, counts only, or zeros.
         evaluation_min_count: least of a run's, see `silograph.task.least_count`.
+        privacy_budget: what all runs together may cost of differential privacy; runs without it are
+            refused then. `any` sets no limit.
         code: digests of users' code that may run here, by name.
         evaluate_clients: `participants`: the silo scores no model of a round that it does not train
             from, but for the last and the best one; `all` sets no limit.
         secure_aggregation: `require`: the silo takes part in runs with secure aggregation only, and
             masks sums over at least `least_silos`; `any` sets no limit.
-        privacy_budget: what all runs together may cost of differential privacy; runs without it are
-            refused then.
         rows: how many nodes and silos contribute to each exchanged row, at least.
     """
 
@@ -118,8 +118,8 @@ class SiloPolicy:
     evaluation_min_count: Repeats | None = None
     evaluate_clients: Literal["all", "participants"] | None = None
     secure_aggregation: Literal["any", "require"] | None = None
+    privacy_budget: PrivacyBudget | Literal["any"] | None = None
     code: Mapping[str, str] | None = None
-    privacy_budget: PrivacyBudget | None = None
     rows: RowRules = field(default_factory=RowRules)
 
     @property
@@ -263,7 +263,7 @@ def _broken_rules(policy: SiloPolicy, run: ProposedRun) -> Iterator[ConfigError]
 def _broken_budget(policy: SiloPolicy, run: ProposedRun) -> Iterator[ConfigError]:
     """Yield the error of a run that would cost more than the budget has left."""
     budget = policy.privacy_budget
-    if budget is None:
+    if not isinstance(budget, PrivacyBudget):
         return
     if run.config.dp_unit is None:
         yield _refusal(
@@ -443,9 +443,10 @@ least_silos = 3
 # "any" sets no limit.
 secure_aggregation = "any"
 
-# What all runs of this silo together may cost of differential privacy (--dp-epsilon); privacy.jsonl
-# in the folder of states counts it. Runs without differential privacy are then refused.
-# privacy_budget = { epsilon = 8.0, delta = 1e-5 }
+# What all runs of this silo together may cost of differential privacy (--dp-epsilon), such as
+# { epsilon = 8.0, delta = 1e-5 }; privacy.jsonl in the folder of states counts it, and runs without
+# differential privacy are refused then. "any" sets no limit.
+privacy_budget = "any"
 
 # What the server gets when models are evaluated on this silo's validation and test nodes: "none"
 # (the silo evaluates for itself, its figures stay in its own result), "counts" (right and wrong

@@ -22,6 +22,7 @@ from silograph.deploy.allowed_code import AllowedCode, split_names
 from silograph.deploy.policy import (
     NO_POLICY,
     PRIVATE,
+    PrivacyBudget,
     ProposedRun,
     SiloPolicy,
     check_code,
@@ -30,7 +31,6 @@ from silograph.deploy.policy import (
     describe_policy,
     refusal_of,
 )
-from silograph.deploy.privacy_account import PrivacyAccount
 from silograph.deploy.server import check_deployable, check_device_name, check_start
 from silograph.deploy.server_settings import common_secret, read_roots, read_secrets
 from silograph.deploy.silo_result import SiloRun, check_result_folder, folder_of, write_result
@@ -56,6 +56,7 @@ from silograph.experiment.resolve.run_program import (
 from silograph.experiment.run.setup import versions
 from silograph.federation.field_specs import EDGES, ROWS, TEST, TRAIN, VAL, Extent, extent_of
 from silograph.federation.matching import Disagreement, Hello, explain, hello, user_tags
+from silograph.federation.privacy.budget import PrivacyLedger, read_or_make_secret
 from silograph.federation.privacy.updates import UpdatePrivacy
 from silograph.federation.program import (
     ZERO,
@@ -70,6 +71,7 @@ from silograph.federation.secure.row_form import names_of_rows
 from silograph.federation.secure.sums import LEAST_SILOS, SecureSums
 from silograph.federation.session.audit import Audit, RunAudit, digest_of, open_audit
 from silograph.federation.session.events import Event, EventCallback, What, log_event
+from silograph.federation.session.private_reply import PrivateReplies
 from silograph.federation.session.responder import Responder
 from silograph.federation.session.silo_data import Outcome, Prepared, run_name
 from silograph.federation.session.state_store import StateStore, lock_state_folder, runs_left
@@ -80,7 +82,7 @@ from silograph.graph.graph import schema_of
 from silograph.graph.silos.data import Silo, featured, silo_fingerprint
 from silograph.methods import METHODS
 from silograph.methods.local_only import sharing_in
-from silograph.task.counts import judges_of
+from silograph.task.counts import EvaluationLevel, judges_of
 
 if TYPE_CHECKING:
     from silograph.federation.session.attach import Attaching
@@ -335,8 +337,9 @@ class OwnData:
         check_complete_config(server_config, resolved_config)
         check_start(facts, resolved.schema)
         hands_over_model: bool = facts["hand_over"]
-        level = self.policy.evaluation if method_config.privacy is None else "none"
-        rules = dataclasses.replace(method_config.count_rules, level=level)
+        rules = dataclasses.replace(
+            method_config.count_rules, level=self.evaluation_level(method_config.privacy)
+        )
         method_config = dataclasses.replace(method_config, count_rules=rules)
         # Derive the program, and check what it would send against the silo's policy.
         program = program_of(
@@ -346,10 +349,8 @@ class OwnData:
         block = self._make_block(silo, resolved, dtype)
         plan = plan_of(program, extent_of(block))
         needs = beyond_weights(resolved_config, method, method_config)
-        account = self.privacy_account(method_config.privacy, audit)
-        spent = 0.0 if account is None else account.epsilon_with(self.policy.privacy_budget)
-        proposed = ProposedRun(resolved_config, program, needs, spent=spent)
-        self.check_policy(proposed, plan, audit)
+        private = self.private_replies(method_config.privacy, audit)
+        self.check_policy(ProposedRun(resolved_config, program, needs), plan, audit, private)
         torch.set_num_threads(config.threads)
         keep_freed_memory()
         # From here on the run is agreed to: prepare the data, and describe the run to people.
@@ -359,11 +360,11 @@ class OwnData:
         )
         note += "" if hands_over_model else "; the server keeps its model"
         block = block.to(resolved.device, dtype)
-        private = None if account is None else account.open(audit)
         run = SiloRun(silo, resolved_config, method, method_config, block, private)
         specs = sum_specs(resolved_config, schema, method)
-        silos = resolved_config.clients
-        lines = lines_of(plan, resolved_config.rounds, audit.hello, self.server, silos, needs)
+        lines = lines_of(
+            plan, resolved_config.rounds, audit.hello, self.server, resolved_config.clients, needs
+        )
         secure = self.secure_sums(resolved_config)
         remarks = (
             None if secure is None else masked_line(secure.least),
@@ -378,12 +379,11 @@ class OwnData:
         agreed = {
             "method": method.name,
             "rounds": resolved_config.rounds,
-            "silos": silos,
+            "silos": resolved_config.clients,
             "most_bytes": {row.name: row.whole.most for row in plan.sent},  # None: not known
             "nodes": nodes,
+            **privacy_facts(method_config.privacy),
         }
-        if method_config.privacy is not None:
-            agreed["privacy"] = dataclasses.asdict(method_config.privacy)
         return Prepared(
             method_config,
             block,
@@ -428,33 +428,50 @@ class OwnData:
             return block
         return block.with_user_tag(user_tags(silo, common_secret(self.attendance.secret)))
 
-    def check_policy(self, run: ProposedRun, plan: RunPlan, audit: RunAudit) -> None:
+    def check_policy(
+        self, run: ProposedRun, plan: RunPlan, audit: RunAudit, private: PrivateReplies | None
+    ) -> None:
         """Raise `ConfigError` for a run that the silo's policy does not allow.
 
         Args:
             run: the run, apart from what the silo has done before and allows at this start.
             plan: what it would send.
             audit: what has been sent, and how many runs there were.
+            private: what all runs have cost; None: a run without differential privacy.
         """
+        budget, spent = self.policy.privacy_budget, 0.0
+        if private is not None and isinstance(budget, PrivacyBudget):
+            spent = private.epsilon_of_all_runs(budget.delta)
         allow, sent, least = self.attendance.allow, audit.sent, plan.first.least
         runs, of_server = audit.others
         run = dataclasses.replace(
-            run, allow=allow, sent=sent, least=least, runs=runs, runs_of_server=of_server
+            run,
+            allow=allow,
+            sent=sent,
+            least=least,
+            runs=runs,
+            runs_of_server=of_server,
+            spent=spent,
         )
         if (refusal := refusal_of(self.policy, run)) is not None:
             raise refusal
 
-    def privacy_account(
+    def evaluation_level(self, privacy: UpdatePrivacy | None) -> EvaluationLevel:
+        """Return what the server gets of evaluations; nothing with differential privacy."""
+        return self.policy.evaluation if privacy is None else "none"
+
+    def private_replies(
         self, privacy: UpdatePrivacy | None, audit: RunAudit
-    ) -> PrivacyAccount | None:
-        """Return the account of a run with differential privacy, None for one without it.
+    ) -> PrivateReplies | None:
+        """Return what adds noise to replies and charges them; None without differential privacy.
 
         Raises:
             ConfigError: there is nowhere to write charges, or the silo has edges to others.
         """
         if privacy is None:
             return None
-        if self.attendance.state is None:
+        state = self.attendance.state
+        if state is None:
             raise ConfigError(
                 "expected a folder for states in a run with differential privacy, where charges "
                 "are written, got none: give --state",
@@ -466,7 +483,8 @@ class OwnData:
                 "leave without noise, got some: take them out of this silo's folder",
                 **mistake("refused-by-policy", "cross_edges"),
             )
-        return PrivacyAccount(privacy, self.attendance.state, audit.run)
+        ledger, secret = PrivacyLedger(state), read_or_make_secret(state)
+        return PrivateReplies(privacy, ledger, secret, audit.run, audit.record_charge)
 
     def report_line(self, line: str) -> None:
         """Report a line to the silo's own people."""
@@ -488,6 +506,11 @@ class OwnData:
                 **mistake("unwritable-path", folder),
             ) from None
         self.report(Event(What.RESULT_STORED, self.silo.name, note=str(folder)))
+
+
+def privacy_facts(privacy: UpdatePrivacy | None) -> dict[str, Any]:
+    """Return what a silo agrees to of differential privacy, for its audit file."""
+    return {} if privacy is None else {"privacy": dataclasses.asdict(privacy)}
 
 
 def noised_line(privacy: UpdatePrivacy) -> str:

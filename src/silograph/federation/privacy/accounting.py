@@ -17,7 +17,7 @@ from typing import Any
 
 from silograph.core.errors import ConfigError, mistake
 
-LEAST_MULTIPLIER, MOST_MULTIPLIER = 2.0**-6, 2.0**13  # beyond that nothing could be learned
+LEAST_MULTIPLIER, MOST_MULTIPLIER = 2.0**-12, 2.0**13  # beyond that nothing could be learned
 EXTRA = "dp"
 
 
@@ -91,4 +91,4 @@ def noise_multiplier_for(epsilon: float, delta: float, releases: int) -> float:
         tol=2.0**-20,
     )
     # Both ends of a run work it out: few digits, rounded up, do not depend on rounding errors.
-    return math.ceil(multiplier * 2**12 + 2.0**-6) / 2**12
+    return math.ceil(float(multiplier) * 2**12 + 2.0**-6) / 2**12

@@ -95,10 +95,10 @@ class PrivacyLedger:
         is_new = not self._path.exists()
         try:
             with open(self._path, "ab", buffering=0, opener=opens_private) as file:
-                before = file.tell()
                 line = json.dumps(asdict(charge)).encode() + b"\n"
+                size = os.fstat(file.fileno()).st_size
                 if file.write(line) != len(line):
-                    file.truncate(before)
+                    file.truncate(size)
                     raise OSError(None, "No space left on device")
                 os.fsync(file.fileno())
             if is_new:

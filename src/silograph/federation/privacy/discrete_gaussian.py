@@ -65,8 +65,8 @@ def _accepted(
     """Return the accepted values of random words, two (n,) uint64, in their order."""
     is_negative = (proposals & np.uint64(1)).astype(bool)
     u = ((proposals >> np.uint64(1)) & np.uint64(2**bits_of_u - 1)).astype(np.int64)
-    rest = proposals >> np.uint64(1 + bits_of_u)
-    lowest_zero = ~rest & (rest + np.uint64(1))  # 2^v, where v ones end the word
+    high_bits = proposals >> np.uint64(1 + bits_of_u)
+    lowest_zero = ~high_bits & (high_bits + np.uint64(1))  # 2^v, where v ones end the word
     v = np.log2(lowest_zero.astype(np.float64)).astype(np.int64)
     size = (v << bits_of_u) + u
     y = size.astype(np.float64)

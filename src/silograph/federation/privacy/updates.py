@@ -87,7 +87,7 @@ def clip_to_grid(updates: np.ndarray, clip: float) -> np.ndarray:
     # Divided first, so that neither huge nor tiny values overflow.
     units = CLIP_UNITS * (values / np.maximum(norms, clip))
     while True:
-        grid = np.trunc(units).astype(np.int64)
+        grid: np.ndarray = np.trunc(units).astype(np.int64)
         is_too_long = np.square(grid).sum(1, keepdims=True) > CLIP_UNITS**2
         if not is_too_long.any():
             return grid

@@ -23,6 +23,7 @@ from silograph.core.kinds import Kind
 from silograph.core.payload import Payload, Shared
 from silograph.core.text import count_of
 from silograph.federation.frame import Envelope
+from silograph.federation.privacy.accounting import epsilon_of
 from silograph.federation.privacy.budget import CHARGED, REVEALED, USED, Charge, PrivacyLedger
 from silograph.federation.privacy.release import is_noised, shares_of
 from silograph.federation.privacy.updates import UpdatePrivacy, add_noise, spent_facts
@@ -118,6 +119,14 @@ class PrivateReplies:
                 "one over fewer: their difference would show a silo's update",
                 **mistake("secure-sum", ""),
             )
+
+    def epsilon_of_all_runs(self, delta: float) -> float:
+        """Return what all runs cost at delta, this one counted to its end."""
+        total = Counter({self._privacy.noise_multiplier: self._privacy.releases})
+        for run, releases in self._ledger.releases(self._privacy.unit).items():
+            if run != self._run:
+                total += releases
+        return epsilon_of(total, delta)
 
     def spent(self) -> dict[str, Any]:
         """Return what the run has cost this silo so far."""
