@@ -12,11 +12,15 @@ pytest.importorskip("cryptography")
 
 import silograph as sg
 from mistakes import raises_code
-from runs import rows_of, same_bits, weights_of
+from runs import DiedError, rows_of, same_bits, weights_of
 from silograph.core.errors import ConfigError
 from silograph.deploy.policy import SiloPolicy
+from silograph.deploy.server import resume_server, serve
 from silograph.deploy.server_settings import ServerSettings
+from silograph.experiment.run.result import Result
+from silograph.experiment.run.run import checked_facts
 from silograph.graph.graph import Graph
+from silograph.methods import RoundReport
 from silos import config_of, federate, folders
 
 PLAIN = ServerSettings("127.0.0.1:0", insecure=True, patience=600)
@@ -58,6 +62,44 @@ def test_silos_have_the_bits_of_a_simulation(
         without_flops(row) for row in rows_of(theirs)
     ]
     assert ours.ledger.records == theirs.ledger.records
+
+
+def dying_in(round_: int, patch: pytest.MonkeyPatch) -> Callable[..., Any]:
+    """Return a server that dies in a round, once silos have unmasked its sums."""
+
+    def dying(report: RoundReport, clients: int, t: int) -> Any:
+        if t == round_:
+            raise DiedError
+        return checked_facts(report, clients, t)
+
+    def die(*given: Any, **named: Any) -> None:
+        with patch.context() as own:
+            own.setattr("silograph.experiment.run.run.checked_facts", dying)
+            with pytest.raises(DiedError):
+                serve(*given, **named)
+
+    return die
+
+
+def test_a_run_goes_on_after_all_have_died(
+    make_graph: MakeGraph, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Silos know from their files which sums they have unmasked, and the same silos may again."""
+    graph, out = make_graph(60), tmp_path / "out"
+    config = config_of(3, **BASE | {"method": "scaffold"}, out=str(out))
+    silos = folders(graph, config, tmp_path / "silos")
+    policies = dict.fromkeys(silos, SiloPolicy(secure_aggregation="require"))
+    die = dying_in(2, monkeypatch)
+    federate(silos, config, PLAIN, run=die, policies=policies)
+    assert all(list(folder.glob("state/*/revealed.jsonl")) for folder in silos)
+
+    def go_on(*_: Any, **named: Any) -> Result:
+        return resume_server(out, PLAIN, **named)
+
+    result = federate(silos, config, PLAIN, run=go_on, policies=policies)
+    whole = sg.run(graph, config=replace(config, out=None), block_size=1)
+    assert same_bits(weights_of(result), weights_of(whole))
+    assert result.ledger.records == whole.ledger.records
 
 
 def test_a_silo_that_requires_masks_refuses_plain_runs(

@@ -19,6 +19,7 @@ from silograph.core.errors import ConfigError, DataError
 from silograph.core.key import Key
 from silograph.core.run_file import read_toml
 from silograph.experiment.resolve.resolve import SimulatedRun, resolve_simulation
+from silograph.graph.block.block import ClientBlock
 from silograph.graph.column_statistics import balanced_weights
 from silograph.graph.graph import Graph
 from silograph.methods import METHODS
@@ -45,10 +46,17 @@ def set_up(graph: Graph, **options: Any) -> SimulatedRun:
     return resolve_simulation(make_config(FAST | options), graph)
 
 
+def block_of(run: SimulatedRun) -> ClientBlock:
+    """Return the clients, whose graph is in memory."""
+    assert isinstance(run.clients, ClientBlock)
+    return run.clients
+
+
 def weights_in(run: SimulatedRun) -> list[float]:
     """Return the weights of classes that clients train with."""
-    assert run.block.class_weight is not None
-    return [float(weight) for weight in run.block.class_weight]
+    weights = block_of(run).class_weight
+    assert weights is not None
+    return [float(weight) for weight in weights]
 
 
 # --- the loss -------------------------------------------------------------------------------------
@@ -92,7 +100,7 @@ def test_compiled_training_is_torchs(
 ) -> None:
     graph = uneven_graph(multilabel=multilabel, sparse=sparse)
     setup = set_up(graph, class_weight=RARE, **options)
-    training, block = setup.resolved.method_config.training, setup.block
+    training, block = setup.resolved.method_config.training, block_of(setup)
     assert weights_in(setup) == [1.0, 2.5, 7.0]
     weights = setup.resolved.method_config.model.init_weights(Key.of(3), torch.float64)
     inputs = TrainingInputs(block, weights, None, Key.of(1))
@@ -119,13 +127,13 @@ def test_weights_of_one_are_no_weights(kernels: Any) -> None:
 
 def test_balanced_is_scikit_learns_over_all_clients() -> None:
     setup = set_up(uneven_graph(), class_weight="balanced")
-    block = setup.block
+    block = block_of(setup)
     y = block.y[block.split.train].numpy()
     expected = compute_class_weight("balanced", classes=np.unique(y), y=y)
     assert weights_in(setup) == pytest.approx(expected.tolist(), rel=1e-12)
     # A rare bit counts as much as its zeros.
     setup = set_up(uneven_graph(multilabel=True), class_weight="balanced")
-    block = setup.block
+    block = block_of(setup)
     bits = block.y[block.split.train]
     zeros, ones = ((bits == bit).sum(dim=0) for bit in (0, 1))
     assert weights_in(setup) == pytest.approx((zeros / ones).tolist(), rel=1e-6)
@@ -144,7 +152,7 @@ def test_a_class_without_rows_has_weight_one_and_nothing_is_refused() -> None:
 def test_clients_with_few_nodes_of_a_class_send_no_counts() -> None:
     graph = uneven_graph(240)
     setup = set_up(graph, class_weight="balanced", evaluation_min_count=4)
-    block = setup.block
+    block = block_of(setup)
     train = block.split.train
     counts = torch.stack([block.count(train & (block.y == k)) for k in range(3)], dim=1)
     few = ((counts > 0) & (counts < 4)).any(dim=1)

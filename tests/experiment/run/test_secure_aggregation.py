@@ -27,6 +27,7 @@ from silograph.federation.ops import CallContext
 from silograph.federation.secure.sizes import SumSizes
 from silograph.graph.graph import Graph
 from silograph.methods.label_guided import tell_labels, tell_nodes
+from silograph.nn.model import Model
 
 SECURE: dict[str, Any] = {"secure_aggregation": True, "kernels": "torch"}
 # Methods with what they need, and how far rounding may grow in four rounds.
@@ -220,6 +221,7 @@ def test_the_ledger_counts_masked_rows_and_their_keys(make_graph: MakeGraph) -> 
     options = {"method": "label_guided", "rounds": 1, "dtype": "float32"}
     setup = prepare(make_config(FAST | SECURE | options), graph)
     slots, model = len(setup.federation.route.target), setup.method_config.model
+    assert isinstance(model, Model)
 
     def sent(ledger: Ledger, kind: Kind) -> int:
         records = [r for r in ledger.records if r.what == kind and r.direction == "up"]
