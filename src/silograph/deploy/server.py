@@ -143,13 +143,8 @@ def write_session(folder: Path, session: SessionState) -> bytes:
     return data
 
 
-def read_session(folder: Path, *, secure: bool = False) -> SessionState:
-    """Return what `write_known` wrote; raise `CheckpointError` where it is missing or damaged.
-
-    Args:
-        folder: of the run.
-        secure: whether the run has secure aggregation, in which silos report no numbers of nodes.
-    """
+def read_session(folder: Path) -> SessionState:
+    """Return what `write_session` wrote; raise `CheckpointError` where it is missing or damaged."""
     check_regular(folder / SESSION)
     try:
         content = json.loads((folder / SESSION).read_text(encoding="utf-8"))
@@ -165,11 +160,7 @@ def read_session(folder: Path, *, secure: bool = False) -> SessionState:
         ) from None
     for name, counts in session.nodes.items():
         missing = [each for each in COUNTS if each not in counts]
-<<<<<<< HEAD
         if counts and missing:  # without any the silo does not tell them
-=======
-        if missing and not (secure and not counts):
->>>>>>> sums
             raise CheckpointError(
                 f"expected numbers of {' and '.join(missing)} of {name} in "
                 f"{folder / SESSION}, got none: another version wrote it; resume with that one, or "
@@ -460,7 +451,7 @@ def resume_server(
         check_trusted(own_code(config), trust, target)
         check_code(about["code"], config)
         check_run(config)
-        session = read_session(target, secure=config.secure_aggregation)
+        session = read_session(target)
         figures = Figures()
         tracker_group = make_trackers(config, (figures, *trackers))
         # The silos are known, whatever number the config has.
