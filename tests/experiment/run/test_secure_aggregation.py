@@ -221,7 +221,8 @@ def test_the_ledger_counts_masked_rows_and_their_keys(make_graph: MakeGraph) -> 
     options = {"method": "label_guided", "rounds": 1, "dtype": "float32"}
     setup = prepare(make_config(FAST | SECURE | options), graph)
     slots, model = len(setup.federation.route.target), setup.method_config.model
-    assert isinstance(model, Model) and isinstance(model.hidden, int)
+    assert isinstance(model, Model)
+    assert isinstance(model.hidden, int)
 
     def sent(ledger: Ledger, kind: Kind) -> int:
         records = [r for r in ledger.records if r.what == kind and r.direction == "up"]
