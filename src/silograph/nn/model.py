@@ -500,9 +500,9 @@ def _inputs_after_dropout(stage_inputs: Inputs) -> Rows:
         return after_dropout(stage, at.number, x, at.row_key, reach.off, at.key)
     # Drawn once for the ways forward and back.
     name = at.key, stage.drop, x.shape[1]
-    latest = reach.kept.get(at.number)
+    latest = reach.dropout_masks.get(at.number)
     if latest is None or latest[0] != name:
         key = at.key.fold("dropout", at.number)
-        latest = reach.kept[at.number] = name, key.keep(at.row_key, x.shape[1], stage.drop)
+        latest = reach.dropout_masks[at.number] = name, key.keep(at.row_key, x.shape[1], stage.drop)
     report_rows(reach.off, 2 * x.shape[1] * (1 + gradients(x)))
     return drop_others(x, latest[1], stage.drop)

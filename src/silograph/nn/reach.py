@@ -39,8 +39,8 @@ class Reach:
         slot_off: (C + 1,) of each client.
         place: (n,) int64 position among `rows` of every row, -1 for none.
         operators: what was worked out from the reach alone, by what it is for.
-        kept: by stage, of its latest dropout the key, share and width D, and which entries (r, D)
-            bool are kept.
+        dropout_masks: by stage, of its latest dropout the key, share and width D, and which
+            entries (r, D) bool stay.
     """
 
     rows: Tensor
@@ -54,7 +54,9 @@ class Reach:
     slot_off: Tensor
     place: Tensor
     operators: dict[object, CSR] = field(default_factory=dict, repr=False)
-    kept: dict[int, tuple[tuple[Key, float, int], Tensor]] = field(default_factory=dict, repr=False)
+    dropout_masks: dict[int, tuple[tuple[Key, float, int], Tensor]] = field(
+        default_factory=dict, repr=False
+    )
 
     @property
     def messages(self) -> Messages:
