@@ -337,8 +337,9 @@ class CheckpointFolder:
         for old in (*files[:later], *files[later + NUM_CHECKPOINTS :]):
             if old.name not in needed_names:
                 old.unlink()
+        # Between checkpoints lost workers are started from states that are of no checkpoint.
         rounds = {f"{number:09d}" for number in self.rounds}
-        for old in self._files(STATES):
+        for old in self._files(STATES) if what == "round" else ():
             if old.stem.split("-")[1] not in rounds:
                 old.unlink()
 

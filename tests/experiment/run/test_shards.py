@@ -163,6 +163,8 @@ def test_what_is_refused(make_graph: MakeGraph, tmp_path: Path) -> None:
             shard(graph, **CUT | {name: value}, out=str(tmp_path / "other"))
     with raises_code(sg.ConfigError, "option-value", option="normalize"):
         shard(graph, **CUT, normalize="standard_client", out=str(tmp_path / "other"))
+    with raises_code(sg.ConfigError, "option-value", option="dataset"):
+        shard(folder, out=str(tmp_path / "other"))
     assert [path.name for path in tmp_path.iterdir()] == ["shards"]
 
 

@@ -124,7 +124,10 @@ def test_lost_workers_change_nothing(
     method: str,
     keep_every: int,
 ) -> None:
-    """One in ten methods of workers loses its worker, before it is carried out."""
+    """One in ten methods of workers loses its worker, before it is carried out.
+
+    It is started again from a copy at the engine, from a checkpoint's files, or from later ones.
+    """
     generator, made = random.Random(f"{method} {keep_every}"), list[Room]()
 
     def make(size: int) -> Room:
@@ -134,6 +137,7 @@ def test_lost_workers_change_nothing(
     monkeypatch.setattr("silograph.federation.workers.processes.ProcessPool", make)
     monkeypatch.setattr("silograph.federation.workers.engine.MOST_LOSSES", 100)
     options = {"method": method, **some_of(method, 0.6), "keep_every": keep_every, "rounds": 6}
+    options["checkpoint_every"] = 2
     sg.run(make_graph(), **RUN | options, out=str(tmp_path / "here"))
     sg.run(make_graph(), **RUN | WORKERS | options, out=str(tmp_path / "workers"))
     assert made[0].losses > 2

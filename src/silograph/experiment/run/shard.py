@@ -76,6 +76,12 @@ def shard(
 def _check(request: RunRequest) -> None:
     """Raise `ConfigError` for options with which clients could not be read one by one."""
     config, method = request.config, request.parts.method.part
+    if request.source.kind == "shards":
+        raise ConfigError(
+            f"expected a graph or silos to cut, got {config.dataset}, which holds shards: give the "
+            "data that they were written from",
+            **mistake("option-value", "dataset", config.dataset),
+        )
     if method.setting.uncut:
         raise ConfigError(
             f"expected a method whose clients hold the graph, got {method.name}: leave method out",

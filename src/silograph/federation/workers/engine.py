@@ -152,6 +152,7 @@ class Workers:
         self._pool = make_pool(min(workers or len(members), len(members)))
         # Packed reports of `export`, by worker.
         self._copies: list[Packed | None] = [None] * self._pool.size
+        self._folder: Path | None = None  # where all workers can write their states
         try:
             self._first_blocks = share_out(clients, self._starts, self._pool.size)
             shared = self._pool.share(settings)
@@ -206,7 +207,9 @@ class Workers:
             _raise_error(report)
             values.append(report.value)
         files = [file for value in values for file in value or ()]
-        if None in values or not all(file.path.is_file() for file in files):
+        is_seen = None not in values and all(file.path.is_file() for file in files)
+        self._folder = folder if is_seen else None
+        if not is_seen:
             return None
         self._copies = list(reports)
         self._sent.clear()
@@ -217,7 +220,9 @@ class Workers:
         """Copy the states of all workers if a copy is due; a lost worker is started from it."""
         del committed  # the server's checkpoint already holds the state of every client
         is_due = self._keep_every > 0 and number % self._keep_every == 0
-        if self._sent and (is_due or self._sent_bytes > MOST_LOGGED):
+        if not self._sent or not (is_due or self._sent_bytes > MOST_LOGGED):
+            return
+        if self._folder is None or self.write_states(self._folder, number) is None:
             self._keep_states()
 
     def hand_over(self, number: int, weights: Payload) -> int:
