@@ -15,6 +15,7 @@ pytest.importorskip("dp_accounting")
 
 from mistakes import raises_code
 from runs import rows_of, same_bits, weights_of
+from silograph.cli import run_app
 from silograph.core.config import RunConfig
 from silograph.core.errors import ConfigError
 from silograph.deploy.policy import PrivacyBudget, SiloPolicy
@@ -59,7 +60,9 @@ def releases(silo: Path) -> int:
 
 
 @pytest.mark.parametrize("secure", SECURE)
-def test_only_noised_sums_leave(secure: bool, make_graph: MakeGraph, tmp_path: Path) -> None:
+def test_only_noised_sums_leave(
+    secure: bool, make_graph: MakeGraph, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     config = config_of(3, **BASE, secure_aggregation=secure, out=str(tmp_path / "out"))
     silos = private_folders(make_graph(60), config, tmp_path / "silos")
     audits = {silo: {"audit": silo / "audit.jsonl"} for silo in silos}
@@ -84,6 +87,9 @@ def test_only_noised_sums_leave(secure: bool, make_graph: MakeGraph, tmp_path: P
             (run,) = read_audit(file).runs
         assert run.spent is not None
         assert run.spent["epsilon"] == spent["epsilon"]
+        assert run_app(["audit", str(silo / "audit.jsonl")]) == 0
+        shown = " ".join(capsys.readouterr().out.split())
+        assert f"epsilon {spent['epsilon']:.4g} at delta 1e-05 of a silo" in shown
     page = (tmp_path / "out/report.html").read_text()
     assert "epsilon at delta" in page
 

@@ -56,7 +56,7 @@ from silograph.experiment.resolve.run_program import (
 from silograph.experiment.run.setup import versions
 from silograph.federation.field_specs import EDGES, ROWS, TEST, TRAIN, VAL, Extent, extent_of
 from silograph.federation.matching import Disagreement, Hello, explain, hello, user_tags
-from silograph.federation.privacy.budget import PrivacyLedger, read_or_make_secret
+from silograph.federation.privacy.budget import SECRET, PrivacyLedger, read_or_make_secret
 from silograph.federation.privacy.updates import UpdatePrivacy
 from silograph.federation.program import (
     ZERO,
@@ -646,7 +646,7 @@ def _exposure_lines(attendance: Attendance) -> Iterator[str]:
     if attendance.secret is not None and attendance.secret.is_dir():
         # Whether others can list the names does not matter, only what the files hold.
         secrets = sorted(path for path in attendance.secret.iterdir() if path.is_file())
-    folders = [] if attendance.state is None else [attendance.state]
+    folders = [] if attendance.state is None else [attendance.state, attendance.state / SECRET]
     for path in (attendance.key, *secrets, *folders):
         if (warning := describe_exposure(path)) is not None:
             yield warning

@@ -69,7 +69,7 @@ from silograph.federation.frame import (
     frame_sizes,
 )
 from silograph.federation.ledger import Account, Ledger, Record
-from silograph.federation.privacy.release import SimulatedNoise, is_noised
+from silograph.federation.privacy.release import SimulatedNoise
 from silograph.federation.privacy.updates import UpdatePrivacy
 from silograph.federation.secure.sums import SecureFold, weights_field
 from silograph.federation.state_files import StateFile, read_state
@@ -756,9 +756,10 @@ class InProcess:
             part = inbox if is_alone else take_all(inbox, target.places_in_call)
             reply, cost = self._host.run(op_call, target.block, target.local, part)
             costs.append(cost)
-            if self._noise is not None and is_noised(op):
+            if self._noise is not None:
                 names = [self.ids[position] for position in target.positions.tolist()]
-                reply = self._noise.add(reply, names, key, len(positions))
+                called, kind = len(positions), answer_envelope.kind
+                reply = self._noise.release(op, kind, reply, names, key, called)
             state = self._host.states[target.block]
             if fold is not None:
                 fold.add(reply, target.positions, state.holds)

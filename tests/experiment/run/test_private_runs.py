@@ -15,7 +15,7 @@ import silograph as sg
 from mistakes import raises_code
 from runs import FAST, MakeGraph, go, of, outcome, rows_of, run_until, same_bits, weights_of
 from silograph.core.config import make_config
-from silograph.core.errors import ConfigError
+from silograph.core.errors import ConfigError, ProtocolError
 from silograph.core.key import Key
 from silograph.core.kinds import Kind
 from silograph.core.payload import Payload, Stacked
@@ -26,6 +26,7 @@ from silograph.federation.privacy.updates import CLIP_UNITS, UpdatePrivacy
 from silograph.federation.secure.partners import topology_of
 from silograph.methods import METHODS
 from silograph.methods.clipped_updates import train_clipped
+from silograph.methods.fedavg import train
 from silograph.methods.local_training import GlobalModel
 
 DP: dict[str, Any] = {
@@ -173,6 +174,14 @@ def test_a_missing_option_is_named(missing: str, make_graph: MakeGraph) -> None:
     options = {name: value for name, value in DP.items() if name != missing}
     with raises_code(ConfigError, "missing-option", option=missing):
         go(make_graph(60), **options)
+
+
+def test_a_reply_without_noise_is_refused(make_graph: MakeGraph) -> None:
+    """Whatever a method declares: a silo would not send it."""
+    setup = prepare(make_config(FAST | DP), make_graph(60))
+    inbox = to_payload(GlobalModel(first_weights(setup)))
+    with pytest.raises(ProtocolError):
+        setup.federation.call(train, inbox, what=Kind.WEIGHTS, key=Key.of(0))
 
 
 # --- An attack -----------------------------------------------------------------------------------

@@ -16,8 +16,10 @@ import torch
 
 from mistakes import raises_code
 from silograph.core.errors import CheckpointError, PolicyError, ProtocolError
+from silograph.core.key import Key
 from silograph.core.kinds import Kind
 from silograph.core.payload import Shared, Stacked
+from silograph.evaluation.evaluate import judge_server
 from silograph.federation.frame import Envelope
 from silograph.federation.privacy.budget import (
     CHARGED,
@@ -27,7 +29,10 @@ from silograph.federation.privacy.budget import (
     read_or_make_secret,
 )
 from silograph.federation.privacy.updates import CLIP_UNITS, UpdatePrivacy
+from silograph.federation.program import Call
 from silograph.federation.session.private_reply import PrivateReplies
+from silograph.methods.clipped_updates import train_clipped
+from silograph.methods.local_training import begin
 
 PRIVACY = UpdatePrivacy("silo", 4.0, 1e-5, 2.0, 3.0, 10)
 ENVELOPE = Envelope("train_clipped", Kind.WEIGHTS, 1, 0)
@@ -185,3 +190,22 @@ def test_noise_of_a_sum_over_fewer_silos_is_used_once(tmp_path: Path) -> None:
     assert second != seed
     assert PrivacyLedger(tmp_path).releases("silo") == {"run": Counter({3.0: 2})}
     assert PrivacyLedger(tmp_path).has(CHARGED, "") is False
+
+
+# --- What may leave ------------------------------------------------------------------------------
+
+
+def test_a_silo_sends_nothing_but_noised_sums_and_zeros(tmp_path: Path) -> None:
+    """Whatever an op returns: the silo leaves the run before such a reply."""
+    own = replies(tmp_path)
+    train = Call(train_clipped, Kind.WEIGHTS, Key.of(0))
+    judge = Call(judge_server, Kind.EVALUATION, Key.of(0))
+    begin_run = Call(begin, Kind.CONTROL, Key.of(0))
+    zeros, ones = ({"val.nodes": Stacked(torch.full((1,), n))} for n in (0, 1))
+    own.check_leaves(train, REPLY)
+    own.check_leaves(judge, zeros)
+    own.check_leaves(begin_run, {})
+    for call, reply in ((judge, ones), (begin_run, zeros), (begin_run, ones)):
+        with raises_code(PolicyError, "refused-by-policy", rule="differential privacy"):
+            own.check_leaves(call, reply)
+    assert charges(tmp_path) == 0

@@ -7,8 +7,11 @@ from collections.abc import Sequence
 from hashlib import blake2b
 from typing import TypeVar
 
+from silograph.core.errors import ProtocolError
 from silograph.core.key import Key
+from silograph.core.kinds import Kind
 from silograph.core.payload import Payload
+from silograph.federation.base import Op
 from silograph.federation.privacy.updates import UpdatePrivacy, add_noise
 from silograph.federation.secure.partners import topology_of
 
@@ -49,6 +52,38 @@ class SimulatedNoise:
 
     def __init__(self, privacy: UpdatePrivacy, *, secure: bool) -> None:
         self._privacy, self._secure = privacy, secure
+
+    def release(
+        self,
+        op: Op,
+        kind: Kind,
+        reply: Payload,
+        ids: Sequence[str],
+        key: Key,
+        called: int,
+    ) -> Payload:
+        """Return the reply of a block as it leaves: with noise where the op needs it.
+
+        Args:
+            op: that was called.
+            kind: of the reply.
+            reply: of the block's clients.
+            ids: names of these clients.
+            key: of the call.
+            called: number of clients of the call.
+
+        Raises:
+            ProtocolError: a reply without noise that is no count of evaluation, which a silo would
+                not send.
+        """
+        if is_noised(op):
+            return self.add(reply, ids, key, called)
+        if reply and kind is not Kind.EVALUATION:
+            raise ProtocolError(
+                f"expected replies with noise only in a run with differential privacy, got one of "
+                f"{op.__name__} without"
+            )
+        return reply
 
     def add(self, reply: Payload, ids: Sequence[str], key: Key, called: int) -> Payload:
         """Return the reply of a block with noise.
