@@ -21,14 +21,12 @@ from silograph.federation.secure.partners import (
     topology_of,
 )
 from silograph.federation.secure.protocol import (
-    ABSENT,
     PRESENT,
     VANISHED,
     Prover,
     PublicKeys,
     ServerSum,
     SiloSum,
-    digest_of_names,
 )
 from silograph.federation.secure.revealed import (
     RevealedError,
@@ -36,6 +34,7 @@ from silograph.federation.secure.revealed import (
     allowed_silos,
     digest_of_values,
 )
+from silograph.federation.secure.sizes import digest_of_names
 from silograph.federation.secure.sums import SumError
 
 ABOUT, SIZE = b"1 1 train", 4
@@ -378,7 +377,3 @@ def test_holders_are_counted_as_partners_are() -> None:
             present = {name for name in names if draw.random() < share}
             expected = all(len({n, *partners[n]} & present) >= threshold for n in present)
             assert holders_are_present(names, ABOUT, present) is expected
-
-
-def test_states_are_three() -> None:
-    assert {ABSENT, PRESENT, VANISHED} == {0, 1, 2}

@@ -291,6 +291,7 @@ def test_a_silo_confirms_only_lists_that_can_be() -> None:
         (PRESENT, PRESENT, VANISHED, VANISHED),  # too few
         (VANISHED, PRESENT, PRESENT, PRESENT),  # without itself
         (PRESENT, PRESENT, PRESENT, ABSENT),  # which has dealt shares
+        (PRESENT, PRESENT, PRESENT, 3),
         (PRESENT, PRESENT, PRESENT),
         (PRESENT, PRESENT, PRESENT, PRESENT, PRESENT),
     ):

@@ -22,8 +22,8 @@ from silograph.federation.field_specs import COUNT, FieldSpec
 from silograph.federation.frame import Envelope, decode, encode
 from silograph.federation.in_process import InProcess
 from silograph.federation.program import Call, Program, Repeat
-from silograph.federation.secure.protocol import digest_of_names
 from silograph.federation.secure.revealed import RevealedSums
+from silograph.federation.secure.sizes import digest_of_names
 from silograph.federation.secure.sums import SecureSums, SumError
 from silograph.federation.secure.wire import all_keys_payload, read_keys
 from silograph.federation.session.engine import Session
@@ -113,6 +113,37 @@ def test_both_engines_give_the_same_bits_and_ledger(built: Built, reduce: Reduce
     for name, t in result_of(plain, reduce).items():
         torch.testing.assert_close(result_of(fed, reduce)[name], t, rtol=0, atol=1e-6)
     del links
+
+
+def test_a_sparse_sum_has_the_bits_and_the_ledger_of_a_simulation(
+    make_graph: Callable[..., Any], cut_block: Callable[..., Built]
+) -> None:
+    built = cut_block(make_graph(200), 52)
+    proofs = SecureSums(52, 2, secret=b"s" * 32, needs_proofs=True)
+    fed, links = secure_session(built, sums=proofs)
+    here = InProcess(None, *built, block_size=52, secure=True)
+    here.start_round(1)
+    assert same(result_of(fed), result_of(here))
+    assert fed.ledger.records == here.ledger.records
+    # One sends no keys, one another seed of the order, one no shares.
+    late, liar, lost = fed.ids[5], fed.ids[9], fed.ids[20]
+    vanishing(links[late], Type.CALL)
+    vanishing(links[lost], Type.SHARE)
+
+    def change(data: bytes) -> bytes:
+        if unpack(data).type is not Type.REPLY:
+            return data
+        message = unpack(data)
+        meter, frame = read_reply(message.body)
+        envelope, fields = decode(frame)
+        wrong = {**fields, "seed": Stacked(torch.zeros_like(fields["seed"].t))}
+        return pack(
+            replace(message, body=reply_body(Kind.WEIGHTS, meter, encode(envelope, wrong, 0)))
+        )
+
+    links[liar].change = change
+    assert same(result_of(fed), oracle(built, [n for n in fed.ids if n not in (late, lost)]))
+    assert set(fed.away) == {late, lost}
 
 
 STEPS = {

@@ -63,13 +63,19 @@ from silograph.federation.secure.shamir import (
     split_secret,
     to_bytes,
 )
-from silograph.federation.secure.sizes import PROOF_BYTES, SEED_BYTES, TAG_BYTES, names_as_bytes
+from silograph.federation.secure.sizes import (
+    PROOF_BYTES,
+    SEED_BYTES,
+    TAG_BYTES,
+    digest_of_names,
+    names_as_bytes,
+)
 from silograph.federation.secure.sums import SumError
 
 DIGEST_BYTES = 16
 SEALED_BYTES = 2 * BYTES + SEAL_BYTES
 DEALT_BYTES = SEALED_BYTES + 2 * DIGEST_BYTES
-ABSENT, PRESENT, VANISHED = 0, 1, 2  # states of silos: dealt no shares, sent y, or sent none
+STATES = ABSENT, PRESENT, VANISHED = 0, 1, 2  # of silos: dealt no shares, sent y, or sent none
 
 
 @dataclass(frozen=True)
@@ -160,11 +166,6 @@ def _add_pair_mask(
 
 def _own_seed(secret: int) -> bytes:
     return derive_key(to_bytes(secret), b"own mask")
-
-
-def digest_of_names(names: Sequence[str]) -> bytes:
-    """Return what names the silos that a call goes to, 32 bytes."""
-    return blake2b(names_as_bytes(names), digest_size=32).digest()
 
 
 def check_keys(keys: PublicKeys, name: str, others: Collection[bytes]) -> None:
@@ -421,7 +422,8 @@ class SiloSum:
         self._take("confirmed", ("keys", "shares", "masked"))
         dealers = {name for name in self._partners if states.get(name) != ABSENT}
         has_dealt = dealers == set(self._masked_with)
-        if set(states) != set(self._silos) or not has_dealt or states[self._name] != PRESENT:
+        are_known = set(states) == set(self._silos) and set(states.values()) <= set(STATES)
+        if not are_known or not has_dealt or states[self._name] != PRESENT:
             raise SumError("expected the state of every silo of the sum, got others")
         present = frozenset(name for name, state in states.items() if state == PRESENT)
         if len(present) < self._least or not holders_are_present(self._silos, self.seed, present):

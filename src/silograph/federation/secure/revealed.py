@@ -42,7 +42,7 @@ def digest_of_values(values: np.ndarray) -> str:
     """
     from cryptography.hazmat.primitives.poly1305 import Poly1305  # silos that mask have it
 
-    return Poly1305.generate_tag(POINT, values.tobytes()).hex() if values.any() else ""
+    return Poly1305.generate_tag(POINT, values.view(np.uint8).data).hex() if values.any() else ""
 
 
 class RevealedSums:

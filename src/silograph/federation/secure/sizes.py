@@ -14,6 +14,7 @@
 """
 
 from collections.abc import Sequence
+from hashlib import blake2b
 
 import numpy as np
 import torch
@@ -39,6 +40,11 @@ def bytes_field(*shape: int) -> Stacked:
 def names_as_bytes(names: Sequence[str]) -> bytes:
     """Return names as they are sent."""
     return "\n".join(names).encode()
+
+
+def digest_of_names(names: Sequence[str]) -> bytes:
+    """Return what names the silos that a call goes to, 32 bytes."""
+    return blake2b(names_as_bytes(names), digest_size=32).digest()
 
 
 class SumSizes:

@@ -46,6 +46,7 @@ from silograph.federation.fold import Reduction
 from silograph.federation.frame import RESULT, Envelope, count_sizes, decode, encode, frames
 from silograph.federation.ledger import Account, Ledger, Record
 from silograph.federation.program import BLANK, Call, Course
+from silograph.federation.secure.sizes import digest_of_names
 from silograph.federation.secure.sums import (
     LEAST_SILOS,
     Layout,
@@ -955,12 +956,14 @@ class Session:
         """
         called_peers: list[tuple[int, Peer]] = []
         sizes = []
+        names = [self.ids[position] for position in positions.tolist()]
+        called = digest_of_names([silo for silo in names if silo in self.peers])
         for place, frame in enumerate(frames(envelope, inbox, len(positions))):
-            peer = self.peers.get(self.ids[int(positions[place])])
+            peer = self.peers.get(names[place])
             if peer is not None:
                 about = Event(What.ASKED, peer.name, self._round, op=envelope.op, bytes=len(frame))
                 self._report(about)
-                body = call_body(CallBody(name, key, rows, frame, by))
+                body = call_body(CallBody(name, key, rows, frame, by, called))
                 peer.send(Type.CALL, body, most(place))
                 self._last_called[peer.name] = self._round
                 called_peers.append((place, peer))
