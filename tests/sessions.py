@@ -201,11 +201,11 @@ def row_names(block: ClientBlock, route: Route, client: int) -> RowNames:
     holder = owners(route.slot_off)
     links = zip(route.target.tolist(), holder.tolist(), strict=True)
     own_slots = slice(*route.slot_off[client : client + 2].tolist())
-    return RowNames(
+    return RowNames.of(
         route.target[own_slots].numpy(),
         tuple(block.ids[c] for c in owner[own_slots].tolist()),
         torch.arange(first, last).numpy(),
-        tuple((row - first, block.ids[c]) for row, c in links if first <= row < last),
+        [(row - first, block.ids[c]) for row, c in links if first <= row < last],
     )
 
 

@@ -72,9 +72,9 @@ def masks() -> None:
     """Measure keys, masks and pads of one pass with one call."""
     names, best = ("a", "b", "c", "owner"), [float("inf")] * 3
     node, nobody = np.arange(ROWS), np.zeros(0, np.int64)
-    links = tuple((row, name) for row in range(ROWS) for name in names[:3])
-    rows = {name: RowNames(node, ("owner",) * ROWS, nobody, ()) for name in names[:3]}
-    rows["owner"] = RowNames(nobody, (), node, links)
+    links = [(row, name) for row in range(ROWS) for name in names[:3]]
+    rows = {name: RowNames.of(node, ("owner",) * ROWS, nobody, ()) for name in names[:3]}
+    rows["owner"] = RowNames.of(nobody, (), node, links)
     sets, empty = np.full((ROWS, 1), 7, np.uint8), np.zeros((0, 1), np.uint8)
     for _ in range(TIMES):
         silos = {name: RowMasks(name, b"benchmark", NO_PROVER) for name in names}

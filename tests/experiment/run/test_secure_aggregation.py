@@ -27,7 +27,6 @@ from silograph.federation.ops import CallContext
 from silograph.federation.secure.sizes import SumSizes
 from silograph.graph.graph import Graph
 from silograph.methods.label_guided import tell_labels, tell_nodes
-from silograph.nn.model import Model
 
 SECURE: dict[str, Any] = {"secure_aggregation": True, "kernels": "torch"}
 # Methods with what they need, and how far rounding may grow in four rounds.
@@ -220,9 +219,8 @@ def test_the_ledger_counts_masked_rows_and_their_keys(make_graph: MakeGraph) -> 
     graph = make_graph(60)
     options = {"method": "label_guided", "rounds": 1, "dtype": "float32"}
     setup = prepare(make_config(FAST | SECURE | options), graph)
-    slots, model = len(setup.federation.route.target), setup.method_config.model
-    assert isinstance(model, Model)
-    assert isinstance(model.hidden, int)
+    slots, shapes = len(setup.federation.route.target), setup.method_config.model.weight_shapes
+    widths = [shape[0] for name, shape in shapes.items() if name.endswith("bias")]
 
     def sent(ledger: Ledger, kind: Kind) -> int:
         records = [r for r in ledger.records if r.what == kind and r.direction == "up"]
@@ -233,7 +231,7 @@ def test_the_ledger_counts_masked_rows_and_their_keys(make_graph: MakeGraph) -> 
         secure = go(graph, **(options | SECURE), strict=strict).ledger
         for kind in (Kind.PARTIAL_SUMS, Kind.COTANGENTS):
             further = sent(secure, kind) - sent(plain, kind)
-            assert further == 4 * slots * (model.hidden + model.outputs)
+            assert further == 4 * slots * sum(widths)
         offers = [r for r in secure.records if r.op == "offer_keys" and r.direction == "up"]
         assert {r.what for r in offers} == {Kind.KEYS}
         assert len(offers) == 2  # of training and of its evaluation

@@ -57,8 +57,8 @@ def rows_of(silo: str) -> list[str]:
 
 def names_at(silo: str) -> RowNames:
     slots, rows = slots_of(silo), rows_of(silo)
-    links = tuple((rows.index(n), other) for n in rows for other in ROWS[n][1])
-    return RowNames(
+    links = [(rows.index(n), other) for n in rows for other in ROWS[n][1]]
+    return RowNames.of(
         np.array([name_of(n) for n in slots], np.int64),
         tuple(ROWS[n][0] for n in slots),
         np.array([name_of(n) for n in rows], np.int64),

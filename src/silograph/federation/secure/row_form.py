@@ -10,7 +10,7 @@ rounding of float32 for rows above 10^-4, 2^-45 for gradients above 10^-7.
 C: clients. S: halo slots. B: boundary rows. k: rows. D: width.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from hashlib import blake2b
 
@@ -107,34 +107,49 @@ class RowNames:
 
     Attributes:
         slot: (S,) int64 names of the nodes of halo slots, the same at all silos that know them.
-        owner: (S,) name of the silo that owns each.
+        owner: (S,) int64 silo that owns each, a place in `silos`.
         row: (B,) int64 names of the nodes of boundary rows.
-        links: (E,) the boundary row of each edge to another silo, and the name of that silo.
+        link: (E, 2) int64 pairs of a boundary row and a silo with an edge to it.
+        silos: names of the other silos.
     """
 
     slot: np.ndarray
-    owner: tuple[str, ...]
+    owner: np.ndarray
     row: np.ndarray
-    links: tuple[tuple[int, str], ...]
+    link: np.ndarray
+    silos: tuple[str, ...]
+
+    @staticmethod
+    def of(
+        slot: np.ndarray, owner: Sequence[str], row: np.ndarray, links: Iterable[tuple[int, str]]
+    ) -> "RowNames":
+        """Return the same from the names of owners (S,), and of the silos of links (E,)."""
+        pairs = sorted(set(links))
+        silos = sorted({*owner, *(name for _, name in pairs)})
+        place = {name: number for number, name in enumerate(silos)}
+        link = np.array([(i, place[name]) for i, name in pairs], np.int64).reshape(-1, 2)
+        owners_of_slots = np.array([place[name] for name in owner], np.int64)
+        return RowNames(slot, owners_of_slots, row, link, tuple(silos))
 
     def with_part(self, slots: np.ndarray) -> "RowNames":
         """Return the same with some of the slots (s,) only."""
-        owner = tuple(self.owner[slot] for slot in slots.tolist())
-        return replace(self, slot=self.slot[slots], owner=owner)
+        return replace(self, slot=self.slot[slots], owner=self.owner[slots])
 
     def position_of_owners(self, silos: Sequence[str]) -> np.ndarray:
         """Return the positions (S,) of the owners among silos; -1 for another silo."""
-        position = {name: number for number, name in enumerate(silos)}
-        return np.array([position.get(name, -1) for name in self.owner], np.int64)
+        return self._positions(silos)[self.owner]
 
     def neighbors(self, silos: Sequence[str]) -> np.ndarray:
         """Return to which silos each boundary row has edges, (B, C) bool."""
-        position = {name: number for number, name in enumerate(silos)}
+        position = self._positions(silos)[self.link[:, 1]]
         is_linked = np.zeros((len(self.row), len(silos)), bool)
-        for row, name in self.links:
-            if name in position:
-                is_linked[row, position[name]] = True
+        is_linked[self.link[position >= 0, 0], position[position >= 0]] = True
         return is_linked
+
+    def _positions(self, silos: Sequence[str]) -> np.ndarray:
+        """Return the positions of the other silos among silos; -1 for those that are not there."""
+        position = {name: number for number, name in enumerate(silos)}
+        return np.array([position.get(name, -1) for name in self.silos], np.int64)
 
 
 def names_of_rows(silo: Silo) -> RowNames:
@@ -144,8 +159,8 @@ def names_of_rows(silo: Silo) -> RowNames:
     slots = [_node_name(owner, key) for owner, key in zip(cross.silo, cross.keys, strict=True)]
     rows = [_node_name(silo.name, keys[row]) for row in boundary.tolist()]
     silo_of_edge = (cross.silo[slot] for slot in cross.slot.tolist())
-    links = tuple(sorted(set(zip(place.reshape(-1).tolist(), silo_of_edge, strict=True))))
-    return RowNames(np.array(slots, np.int64), tuple(cross.silo), np.array(rows, np.int64), links)
+    links = zip(place.reshape(-1).tolist(), silo_of_edge, strict=True)
+    return RowNames.of(np.array(slots, np.int64), cross.silo, np.array(rows, np.int64), links)
 
 
 def _node_name(owner: str, key: str) -> int:
