@@ -275,12 +275,12 @@ class Training:
         return float(sum(self.flops[name] * torch.Size(shape).numel() for name, shape in shapes))
 
     @cached_property
-    def rows_without_data(self) -> dict[object, tuple[Tensor, Tensor]]:
-        """Latest weights that were stepped without data, and what they became; nobody writes it.
+    def rows_without_data(self) -> list[tuple[int, Tensor, Tensor]]:
+        """Latest steps without data: their number, the bytes of the weights, and what these became.
 
         In one process the server wants them for its mean, and clients for their rows.
         """
-        return {}
+        return []
 
     def of(self, clients: Tensor) -> "Training":
         """Return the training of the clients at these positions (k,) int64."""
