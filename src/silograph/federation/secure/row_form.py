@@ -137,7 +137,8 @@ class RowNames:
 
     def position_of_owners(self, silos: Sequence[str]) -> np.ndarray:
         """Return the positions (S,) of the owners among silos; -1 for another silo."""
-        return self._positions(silos)[self.owner]
+        positions: np.ndarray = self._positions(silos)[self.owner]
+        return positions
 
     def neighbors(self, silos: Sequence[str]) -> np.ndarray:
         """Return to which silos each boundary row has edges, (B, C) bool."""
