@@ -661,6 +661,12 @@ class SimulatedRun:
         assert self.simulated is not None  # nobody asks where it is in shards
         return self.simulated
 
+    @property
+    def block(self) -> ClientBlock:
+        """All clients, in memory."""
+        assert isinstance(self.clients, ClientBlock)  # nobody asks where they are in shards
+        return self.clients
+
 
 def resolve_simulation(
     user_config: RunConfig,
