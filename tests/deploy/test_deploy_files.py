@@ -39,7 +39,8 @@ def parsed(words: Sequence[str]) -> dict[str, object]:
     group = command_line()
     assert isinstance(group, click.Group)
     command = group.commands[words[0]]
-    return dict(command.make_context(words[0], list(words[1:])).params)
+    parent = click.Context(group, **group.context_settings)  # click keeps the first names of help
+    return dict(command.make_context(words[0], list(words[1:]), parent).params)
 
 
 def unit(name: str) -> configparser.ConfigParser:

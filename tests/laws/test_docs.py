@@ -246,7 +246,8 @@ def test_commands_of_features_are_parsed(command: str) -> None:
     name, *words = shlex.split(command)
     group = command_line()
     assert isinstance(group, click.Group)
-    group.commands[name].make_context(name, words)
+    parent = click.Context(group, **group.context_settings)  # click keeps the first names of help
+    group.commands[name].make_context(name, words, parent)
 
 
 OWN_PARTS = [
