@@ -40,7 +40,12 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "`--class-weight balanced`": {"method": "fedavg", "class_weight": "balanced"},
     "`--weight-rows used`": {"method": "fedavg", "weight_rows": "used"},
     "`--neighbors fedgrains`": {"method": "fedavg", "neighbors": "fedgrains"},
-    "`--dp-unit silo`": {"method": "fedavg", "dp_epsilon": 8.0, "dp_delta": 1e-5, "dp_unit": "silo"},
+    "`--dp-unit silo`": {
+        "method": "fedavg",
+        "dp_epsilon": 8.0,
+        "dp_delta": 1e-5,
+        "dp_unit": "silo",
+    },
     "`--option share=all`": {"method": "fedgraph", "options": {"share": "all"}},
     "`--option share=none`": {"method": "fedgraph", "options": {"share": "none"}},
 }
