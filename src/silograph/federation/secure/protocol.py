@@ -390,6 +390,10 @@ class SiloSum:
                 self._shares[name] = pair
         self._masked_with = tuple(name for name in self._partners if name in dealt)
         self._values_digest = digest_of_values(values)
+        if not is_sparse(len(self._silos)):  # others can unmask the sum without this silo
+            silos = frozenset((self._name, *self._masked_with))
+            call = self._about.decode()
+            self._history.add_masked(call, self._values_digest, silos, self._threshold)
         total: np.ndarray = values.astype(np.uint64)  # a copy
         add_mask(total, _own_seed(self._own_secret))
         for name in self._masked_with:
@@ -429,7 +433,7 @@ class SiloSum:
                 f"expected a sum over at least {max(self._least, self._threshold)} silos, and as "
                 f"many near each, got one over {len(present)}"
             )
-        self._history.check(self._about.decode(), self._values_digest, present, self._least)
+        self._history.check(self._about.decode(), self._values_digest, present)
         self._states = dict(states)
         there = [name for name in self._masked_with if states[name] == PRESENT]
         tags = {name: self._tag(self._name, name) for name in there}
@@ -452,22 +456,26 @@ class SiloSum:
             tags: by which partners have confirmed the list to this silo, by their names.
 
         Raises:
-            SumError: fewer than the threshold have confirmed the same list, this silo included.
+            SumError: fewer than the threshold have confirmed the same list, this silo included, or
+                too few to rule out that an earlier sum was unmasked (`RevealedError`).
         """
         self._take("unmasking", ("keys", "shares", "masked", "confirmed"))
         state_of = self._states
-        confirming = 1 + sum(
-            compare_digest(self._tag(name, self._name), tags.get(name, b""))
+        confirming = frozenset(
+            name
             for name in self._masked_with
             if state_of[name] == PRESENT
-        )
-        if confirming < self._threshold:
+            and compare_digest(self._tag(name, self._name), tags.get(name, b""))
+        ) | {self._name}
+        if len(confirming) < self._threshold:
             raise SumError(
                 f"expected {self._threshold} silos to confirm the same list of silos, got "
-                f"{confirming}"
+                f"{len(confirming)}"
             )
+        call, values = self._about.decode(), self._values_digest
+        self._history.check_confirmed(call, values, confirming)
         present = frozenset(name for name, state in state_of.items() if state == PRESENT)
-        self._history.add(self._about.decode(), self._values_digest, present)
+        self._history.add(call, values, present)
         return Revealed(
             own={name: s[1] for name, s in self._shares.items() if state_of[name] == PRESENT},
             mask={name: s[0] for name, s in self._shares.items() if state_of[name] == VANISHED},
