@@ -222,6 +222,35 @@ def test_a_sum_that_was_revealed_in_part_goes_on_with_silos_that_are_back(built:
     assert same(result_of(fed), oracle(built, list(fed.ids)))
 
 
+def test_few_silos_wait_for_those_who_may_have_unmasked_an_earlier_sum(
+    make_graph: Callable[..., Any], cut_block: Callable[..., Built]
+) -> None:
+    """Five of seven are enough to unmask a sum; two alone do not know whether they did."""
+    built = cut_block(make_graph(70), 7)
+    fed, links = secure_session(built, patience=5.0)
+    gone = list(fed.ids[:5])
+    for name in gone:
+        vanishing(links[name], Type.CONFIRM)
+    caught: Any
+    with raises_code(AwayError, "too-few-silos") as caught:
+        result_of(fed)
+    fed.rejoin(caught.value)
+    fed.start_round(1)
+    with raises_code(AwayError, "secure-sum") as caught:  # both refuse
+        result_of(fed)
+    assert set(fed.away) == set(gone)
+    fed.rejoin(caught.value)
+    fed.start_round(1)
+    with raises_code(AwayError, "too-few-silos", expected=7, got=2, missing=gone) as caught:
+        result_of(fed)
+    back = {name: attached_again(links[name]) for name in gone}
+    fed._returned = lambda: back
+    fed.rejoin(caught.value)
+    fed._returned = dict
+    fed.start_round(1)
+    assert same(result_of(fed), oracle(built, list(fed.ids)))
+
+
 def attached_again(link: DirectLink) -> Peer:
     """Return a silo that has lost its connection and is back."""
     link.change = lambda data: data

@@ -24,7 +24,8 @@ takes each step of a sum once. What it allows of a second sum of the same values
 
 The server is trusted to forward public keys unchanged, unless silos share a secret by which they
 prove them (`Prover`). Beyond that it may lie. The threshold is more than two thirds, so it cannot
-get two lists confirmed, unless as many silos help it as two thresholds have in common.
+get two lists confirmed, unless as many silos help it as two thresholds have in common. Against a
+server that lies, no silo may give it the secret: that is enough to forge the keys of any other.
 
 A share that a silo cannot read, or that is not what its dealer has committed to, costs that share
 only. The silo reports it with its confirmation, and the server names a dealer of too many.
@@ -186,7 +187,8 @@ class Prover:
     """Proves to silos that share a secret that public keys are a silo's own.
 
     A proof is a keyed BLAKE2b of what the keys are for. The server does not know the secret, so it
-    can neither put keys of its own in place of a silo's nor invent a silo.
+    can neither put keys of its own in place of a silo's nor invent a silo. Every silo can: one that
+    gives the server the secret, or forges proofs for it, breaks this for all.
 
     Args:
         secret: of the silos; None: there is none, and no proof.

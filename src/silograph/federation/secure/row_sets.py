@@ -59,7 +59,7 @@ class RowSets:
         known = np.zeros_like(sets) if self._sets is None else self._sets
         if self._sets is not None and (tuple(silos) != self._silos or sets.shape != known.shape):
             raise SumError("expected the silos of earlier passes in the same order, got others")
-        is_empty: np.ndarray = ~known.any(axis=1)
+        is_empty = np.asarray(~known.any(axis=1))
         differs = ~is_empty & sets.any(axis=1) & (sets != known).any(axis=1)
         if differs.any():
             raise SumError(

@@ -912,8 +912,11 @@ class Session:
             who, line = believed, f"{line} without {believed}"
             if who in self.peers:
                 self._drop_for(self.peers[who], answer.op, error)
-        elif believed not in self._unmasked[answer]:
-            self._unmasked[answer].append(believed)
+        else:
+            earlier = self._unmasked[answer]
+            if not call.revealed:  # silos refuse these at the last step
+                earlier[:] = [silos for silos in earlier if silos != set(call.present)]
+            earlier[:] = [*(silos for silos in earlier if silos != believed), believed]
         raise AwayError(line, (), 0, **mistake("secure-sum", who))
 
     def _drop_for(self, peer: Peer, op: str, error: ProtocolError) -> None:
