@@ -304,6 +304,38 @@ def test_no_two_sums_of_other_silos_are_unmasked_whoever_is_silent(count: int) -
             assert not released
 
 
+@pytest.mark.parametrize("seed", range(8))
+def test_no_sequence_of_sums_tells_the_value_of_one_silo(seed: int) -> None:
+    """The server draws silos for each sum, and who of them hears of its last steps."""
+    draw = np.random.default_rng(seed)
+    names = names_of(int(draw.integers(4, 8)))
+    values, histories = values_for(names), histories_of(names)
+    rows = []
+    for _ in range(8):
+        drawn = draw.permutation(names)[: draw.integers(2, len(names) + 1)]
+        chosen = [str(name) for name in drawn]
+        server, silos = masked_sum({name: values[name] for name in chosen}, histories)
+        active = chosen[: topology_of(len(chosen)).threshold]
+        for step in ("confirm", "reveal"):
+            for name in active if step == "confirm" else list(server.confirmed):
+                try:
+                    if step == "confirm":
+                        server.add_confirmed(name, silos[name].confirm(server.states))
+                    else:
+                        server.add_revealed(name, silos[name].reveal(server.tags_for(name)))
+                except SumError:
+                    continue
+        try:
+            server.unmask()
+        except SumError:
+            continue
+        rows.append([name in chosen for name in names])
+    matrix = np.array(rows, float)
+    rank = np.linalg.matrix_rank(matrix)
+    for unit in np.eye(len(names)):  # no combination of sums is one silo's value
+        assert np.linalg.matrix_rank(np.vstack([matrix, unit])) > rank
+
+
 def test_a_history_outlives_its_process_and_names_damage(tmp_path: Path) -> None:
     path = tmp_path / "revealed.jsonl"
     values = digest_of_values(np.arange(3, dtype=np.uint64))
