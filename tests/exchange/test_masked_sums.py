@@ -122,16 +122,11 @@ def test_a_round_that_is_done_again_has_other_masks(make_graph: MakeGraph) -> No
         assert len(values.unique()) == len(values)
 
 
-@pytest.mark.parametrize("what", ["a weight", "a row", "keys"])
-def test_a_server_that_changes_what_one_silo_gets_makes_noise(
-    what: str, make_graph: MakeGraph
-) -> None:
-    """Silos refuse the sums; the run ends, and nobody has read a part."""
-    far, links = remote(setup_of(make_graph(60), LABEL_GUIDED, secure_aggregation=True))
-    link = next(iter(links.values()))
+def tamper(link: DirectLink, tampered: Callable[[str, dict[str, Any]], Payload | None]) -> None:
+    """Let a server change what it sends to a silo; `tampered` returns other fields of an op."""
     send: Callable[[bytes, int], None] = link.send
 
-    def tamper(data: bytes, most: int) -> None:
+    def send_tampered(data: bytes, most: int) -> None:
         message = unpack(data)
         if message.type is Type.CALL:
             call = read_call(message.body)
@@ -143,6 +138,33 @@ def test_a_server_that_changes_what_one_silo_gets_makes_noise(
                 body = bytes(message.body)[:position] + frame
                 data = pack(replace(message, body=body))
         send(data, most)
+
+    link.send = send_tampered  # type: ignore[method-assign]
+
+
+def test_an_owner_refuses_other_contributors_in_a_later_pass(make_graph: MakeGraph) -> None:
+    far, links = remote(setup_of(make_graph(60), LABEL_GUIDED, secure_aggregation=True))
+    passes = iter(range(100))
+
+    def tampered(op: str, fields: dict[str, Any]) -> Payload | None:
+        if op != "agree_on_keys" or next(passes) != 1:
+            return None
+        sets = fields["row_silos"].t.clone()
+        row = int((np.unpackbits(sets.numpy(), axis=1).sum(1) > 1).argmax())
+        sets[row, 0] &= sets[row, 0] - 1  # one of several less
+        return fields | {"row_silos": replace(fields["row_silos"], t=sets)}
+
+    tamper(next(iter(links.values())), tampered)
+    with pytest.raises(ProtocolError, match="contributors of earlier passes"):
+        finish(far)
+
+
+@pytest.mark.parametrize("what", ["a weight", "a row", "keys"])
+def test_a_server_that_changes_what_one_silo_gets_makes_noise(
+    what: str, make_graph: MakeGraph
+) -> None:
+    """Silos refuse the sums; the run ends, and nobody has read a part."""
+    far, links = remote(setup_of(make_graph(60), LABEL_GUIDED, secure_aggregation=True))
 
     def tampered(op: str, fields: dict[str, Any]) -> Payload | None:
         if what == "a weight" and op == "begin":
@@ -156,8 +178,8 @@ def test_a_server_that_changes_what_one_silo_gets_makes_noise(
             return fields | {"keys": replace(fields["keys"], t=keys)}
         return None
 
-    link.send = tamper  # type: ignore[method-assign]
-    with pytest.raises(ProtocolError, match="masks"):
+    tamper(next(iter(links.values())), tampered)
+    with pytest.raises(ProtocolError, match=r"masks|confirm the same list"):
         finish(far)
 
 

@@ -184,28 +184,155 @@ def test_the_same_values_in_a_later_round_are_the_same_values() -> None:
     unmasked(*masked_sum(others, histories, about=b"2 1 train"))
 
 
-@pytest.mark.parametrize("least", [2, 4])
-def test_sums_may_differ_by_as_many_silos_as_are_the_least(least: int) -> None:
-    history, silos = RevealedSums(), [f"s{i}" for i in range(12)]
-    history.add("1 1 train", "", frozenset(silos))
-    for lost in range(7):
-        new = frozenset(silos[lost:])
-        if 0 < lost < least:
-            with raises_code(RevealedError, "secure-sum", silo=""):
-                history.check("1 1 train", "", new, least)
-        else:
-            history.check("1 1 train", "", new, least)
-        history.check("1 2 train", "", new, least)  # another call
+def unmasked_values(
+    sums: Collection[Collection[str]],
+    values: Mapping[str, np.ndarray],
+    least: int,
+    histories: Mapping[str, RevealedSums],
+) -> list[np.ndarray]:
+    """Return the sums of these silos that are unmasked, each silo with a history of its own."""
+    totals = []
+    for silos in sums:
+        mine = {name: values[name] for name in silos}
+        try:
+            totals.append(unmasked(*masked_sum(mine, histories, least=least)))
+        except SumError:
+            continue
+    return totals
 
 
-def test_three_sums_that_differ_by_two_each_would_tell_one_value() -> None:
-    history = RevealedSums()
-    for pair in ("ab", "ac"):
-        history.check("1 1 train", "", frozenset(pair), 2)
-        history.add("1 1 train", "", frozenset(pair))
-    with raises_code(RevealedError, "secure-sum", silo=""):  # (ab + ac - bc) / 2 = a
-        history.check("1 1 train", "", frozenset("bc"), 2)
-    history.check("1 1 train", "", frozenset("ab"), 2)
+@pytest.mark.parametrize("least", [2, 3, 5])
+@pytest.mark.parametrize("attack", ["three groups", "all but one in two parts"])
+def test_no_combination_of_sums_is_the_value_of_one_silo(least: int, attack: str) -> None:
+    """The server repeats a round with silos of its choice; no silo sees all of the sums.
+
+    (AB + AC - BC) / 2 is A, of one silo; so is the sum of all without those of two parts.
+    """
+    names = names_of(2 * max(least, 3) + 1)
+    victim, half = names[0], len(names) // 2
+    parts = [names[1 : half + 1], names[half + 1 :]]
+    sums, weights, factor = [names, *parts], [1, -1, -1], 1
+    if attack == "three groups":
+        b, c = names[1:least], names[least : 2 * least - 1]
+        sums, weights, factor = [[victim, *b], [victim, *c], [*b, *c]], [1, 1, -1], 2
+    values = values_for(names)
+    # What it is about: without histories the victim's value is left.
+    totals = unmasked_values(sums, values, least, {})
+    left = sum(w * t.astype(object) for w, t in zip(weights, totals, strict=True))
+    np.testing.assert_array_equal(left, factor * values[victim].astype(object))
+    totals = unmasked_values(sums, values, least, histories_of(names))
+    assert len(totals) == 1
+    np.testing.assert_array_equal(totals[0], sum(values[name] for name in sums[0]))
+
+
+@pytest.mark.parametrize("asked", ["not at all", "to confirm"])
+def test_a_sum_that_was_unmasked_without_a_silo_counts_for_it(asked: str, tmp_path: Path) -> None:
+    """The server lists silos as present and leaves out their last steps; others are enough."""
+    names = names_of(10)
+    values, silent = values_for(names), names[7:]
+    server, silos = masked_sum(values, histories_of(names, tmp_path))
+    active = names[:7]
+    for name in active if asked == "not at all" else names:
+        server.add_confirmed(name, silos[name].confirm(server.states))
+    for name in active:
+        server.add_revealed(name, silos[name].reveal(server.tags_for(name)))
+    np.testing.assert_array_equal(server.unmask(), sum(values.values()))
+    # The silent ones were told of no unmasked sum, and are now asked for one of their own.
+    rest = {name: values[name] for name in silent}
+    server, silos = masked_sum(rest, histories_of(names, tmp_path))  # read from the files
+    for name in silent:
+        server.add_confirmed(name, silos[name].confirm(server.states))
+    for name in silent:
+        with raises_code(RevealedError, "secure-sum", silo="") as caught:
+            silos[name].reveal(server.tags_for(name))
+        assert caught.value.revealed == frozenset(names)  # type: ignore[attr-defined]
+    # The same silos again tell nothing new.
+    again = unmasked(*masked_sum(values, histories_of(names, tmp_path)))
+    np.testing.assert_array_equal(again, sum(values.values()))
+
+
+@pytest.mark.parametrize("phase", ["masked", "confirmed"])
+def test_a_sum_that_nobody_unmasked_is_repeated_with_those_that_are_left(
+    phase: str, tmp_path: Path
+) -> None:
+    """A third of the silos vanish: the others confirm that they have not unmasked it."""
+    names = names_of(9)
+    values, left = values_for(names), names[:6]
+    server, silos = masked_sum(values, histories_of(names, tmp_path))
+    if phase == "confirmed":
+        for name in names:
+            server.add_confirmed(name, silos[name].confirm(server.states))
+    rest = {name: values[name] for name in left}
+    total = unmasked(*masked_sum(rest, histories_of(names, tmp_path)))
+    np.testing.assert_array_equal(total, sum(rest.values()))
+
+
+@pytest.mark.parametrize("count", [4, 5])
+def test_no_two_sums_of_other_silos_are_unmasked_whoever_is_silent(count: int) -> None:
+    """All pairs of sums of a few silos, with all silos that the server may leave out at the end.
+
+    Two sums are unmasked only if they have no silo in common that helped to unmask one of them
+    and has sent its values for the other one before.
+    """
+    names = names_of(count)
+    values = values_for(names)
+    threshold = topology_of(count).threshold
+    for active in combinations(names, threshold):
+        for second in (s for k in range(2, count) for s in combinations(names, k)):
+            histories = histories_of(names)
+            server, silos = masked_sum(values, histories)
+            for name in active:
+                server.add_confirmed(name, silos[name].confirm(server.states))
+            for name in active:
+                server.add_revealed(name, silos[name].reveal(server.tags_for(name)))
+            assert len(server.unmask()) == SIZE
+            mine = {name: values[name] for name in second}
+            server, silos = masked_sum(mine, histories)
+            released = 0
+            for name in second:
+                try:
+                    server.add_confirmed(name, silos[name].confirm(server.states))
+                except SumError:
+                    continue
+            for name in server.confirmed:
+                try:
+                    silos[name].reveal(server.tags_for(name))
+                except SumError:
+                    continue
+                released += 1
+            assert not released
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_no_sequence_of_sums_tells_the_value_of_one_silo(seed: int) -> None:
+    """The server draws silos for each sum, and who of them hears of its last steps."""
+    draw = np.random.default_rng(seed)
+    names = names_of(int(draw.integers(4, 8)))
+    values, histories = values_for(names), histories_of(names)
+    rows = []
+    for _ in range(8):
+        drawn = draw.permutation(names)[: draw.integers(2, len(names) + 1)]
+        chosen = [str(name) for name in drawn]
+        server, silos = masked_sum({name: values[name] for name in chosen}, histories)
+        active = chosen[: topology_of(len(chosen)).threshold]
+        for step in ("confirm", "reveal"):
+            for name in active if step == "confirm" else list(server.confirmed):
+                try:
+                    if step == "confirm":
+                        server.add_confirmed(name, silos[name].confirm(server.states))
+                    else:
+                        server.add_revealed(name, silos[name].reveal(server.tags_for(name)))
+                except SumError:
+                    continue
+        try:
+            server.unmask()
+        except SumError:
+            continue
+        rows.append([name in chosen for name in names])
+    matrix = np.array(rows, float)
+    rank = np.linalg.matrix_rank(matrix)
+    for unit in np.eye(len(names)):  # no combination of sums is one silo's value
+        assert np.linalg.matrix_rank(np.vstack([matrix, unit])) > rank
 
 
 def test_a_history_outlives_its_process_and_names_damage(tmp_path: Path) -> None:
@@ -220,35 +347,35 @@ def test_a_history_outlives_its_process_and_names_damage(tmp_path: Path) -> None
     path.write_bytes(whole + b'{"call": "1 3 tr')  # cut short: nothing was revealed
     again = RevealedSums(path)
     with raises_code(RevealedError, "secure-sum", silo=""):
-        again.check("1 2 train", "", frozenset("ab"), 2)
+        again.check("1 2 train", "", frozenset("ab"))
     with raises_code(RevealedError, "secure-sum", silo=""):
-        again.check("9 9 train", values, frozenset("ab"), 2)
+        again.check("9 9 train", values, frozenset("ab"))
     again.add("1 3 train", "", frozenset("ab"))
+    again.add_masked("1 4 train", "", frozenset("abc"), 3)
     with raises_code(RevealedError, "secure-sum", silo=""):
-        RevealedSums(path).check("1 3 train", "", frozenset("abc"), 2)
+        RevealedSums(path).check_confirmed("1 4 train", "", frozenset())
+    with raises_code(RevealedError, "secure-sum", silo=""):
+        RevealedSums(path).check("1 3 train", "", frozenset("abc"))
     for bad in (b"[]\n", b"{}\n", b"\xff\n", whole[:-9] + b"\n"):
         path.write_bytes(bad)
         with raises_code(CheckpointError, "damaged-file", path=str(path)):
             RevealedSums(path)
 
 
-@pytest.mark.parametrize("least", [2, 3])
-def test_a_server_asks_only_for_sums_that_silos_unmask(least: int) -> None:
-    """Over all sets of silos that may be there after one or two earlier sums."""
+def test_a_server_asks_only_for_sums_that_silos_unmask() -> None:
+    """Over all sets of silos that may be there after an earlier sum."""
     names = list("abcdef")
-    subsets = [frozenset(c) for k in range(3, 7) for c in combinations(names, k)]
-    for earlier in [[first] for first in subsets] + [[subsets[0], subsets[-1]]]:
+    subsets = [frozenset(c) for k in range(2, 7) for c in combinations(names, k)]
+    for earlier in subsets:
         history = RevealedSums()
-        for each in earlier:
-            history.add("call", "", each)
+        history.add("call", "", earlier)
         for there in subsets:
-            chosen = allowed_silos(sorted(there), list(earlier), least)
-            if chosen is None:
-                assert len(earlier) == 2
-                continue
-            assert set(chosen) <= there
-            if len(chosen) >= least:
-                history.check("call", "", frozenset(chosen), least)
+            chosen = allowed_silos(sorted(there), [earlier])
+            assert (chosen is not None) is (earlier <= there)
+            if chosen is not None:
+                assert set(chosen) <= there
+                history.check("call", "", frozenset(chosen))
+    assert allowed_silos(names, []) == names
 
 
 # --- Hostile silos -------------------------------------------------------------------------------

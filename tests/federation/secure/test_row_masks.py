@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from hashlib import blake2b
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,7 +17,9 @@ import torch
 from scipy.stats import chisquare
 
 from mistakes import raises_code
-from silograph.core.errors import ProtocolError
+from silograph.core.errors import CheckpointError, ProtocolError
+from silograph.core.payload import Payload, Ragged, Shared
+from silograph.federation.field_specs import FieldSpec
 from silograph.federation.secure import row_form, row_masks
 from silograph.federation.secure.fixed_point import FixedPoint
 from silograph.federation.secure.protocol import NO_PROVER, Prover
@@ -26,8 +29,9 @@ from silograph.federation.secure.row_form import (
     decode_rows,
     encode_rows,
 )
-from silograph.federation.secure.row_masks import NOBODY, Agreement, RowMasks
-from silograph.federation.secure.sums import SumError
+from silograph.federation.secure.row_masks import NOBODY, Agreement, RowMasking, RowMasks
+from silograph.federation.secure.row_sets import RowSets
+from silograph.federation.secure.sums import SecureSums, SumError
 
 ABOUT, WIDTH = b"rows 1", 3
 SILOS = ("a", "b", "c", "d")
@@ -418,6 +422,102 @@ def test_contributors_that_cannot_be_are_refused(contributors: dict[str, str]) -
     started = offered(contributors=lambda _: CONTRIBUTORS | contributors)
     with raises_code(SumError, "secure-sum", silo=""):
         started.agree("b")
+
+
+def maskings(folder: Path, checks: bool) -> dict[str, RowMasking]:
+    """Return what masks the rows of each silo in a run; `checks`: whether sets are compared."""
+    sums = SecureSums(len(SILOS), 2, secret=b"s" * 32, needs_proofs=True)
+    return {
+        name: RowMasking(
+            name,
+            sums,
+            b"run",
+            names_at(name),
+            RowSets(folder / f"{name}.json") if checks else RowSets(),
+        )
+        for name in SILOS
+    }
+
+
+def ragged(values: np.ndarray) -> Ragged:
+    return Ragged(torch.from_numpy(values.copy()), torch.tensor([0, len(values)]))
+
+
+def sums_of_pass(
+    silos: Mapping[str, RowMasking], told: Callable[[str], Mapping[str, str]], without: str = ""
+) -> np.ndarray:
+    """Return the sums that a receives in a pass; the server drops what silo `without` sends."""
+    key = {"key": FieldSpec(Ragged, masking="key")}
+    keys = {"keys": FieldSpec(Shared, masking="keys")}
+    part = {"rows": FieldSpec(Ragged, masking="part")}
+    total = {"sum": FieldSpec(Ragged, masking="sum")}
+    room = {"key": ragged(np.zeros((1, 64), np.uint8))}
+    offers = {n: silos[n].mask_reply(key, room, {}, 1)["key"].t[0] for n in SILOS}
+    names = torch.tensor(list("\n".join(SILOS).encode()), dtype=torch.uint8)
+    for name in SILOS:
+        inbox: Payload = {
+            "silos": Shared(names),
+            "keys": Shared(torch.stack([offers[n] for n in SILOS])),
+            "slot_silos": ragged(sets_of(slots_of(name), told(name))),
+            "row_silos": ragged(sets_of(rows_of(name), told(name))),
+        }
+        silos[name].unmask_inbox(keys, inbox)
+    masked = {
+        name: silos[name]
+        .mask_reply(part, {"rows": ragged(parts_of(name))}, {}, 1)["rows"]
+        .t.numpy()
+        for name in SILOS
+        if name != without
+    }
+    sent = {"sum": ragged(added(rows_of("a"), masked))}
+    return silos["a"].unmask_inbox(total, sent)["sum"].t.numpy()
+
+
+def test_a_second_pass_without_one_contributor_is_refused(tmp_path: Path) -> None:
+    """Server and owner would subtract; two silos contribute to the row in each pass."""
+    row = rows_of("a").index("a0")
+    without_c = {"a0": "bd"}
+
+    def lying(name: str) -> Mapping[str, str]:
+        return CONTRIBUTORS if name == "c" else CONTRIBUTORS | without_c
+
+    # What it is about: where nobody compares, the owner gets two sums.
+    silos = maskings(tmp_path, checks=False)
+    first = sums_of_pass(silos, lambda _: CONTRIBUTORS)
+    silos = maskings(tmp_path, checks=False)
+    second = sums_of_pass(silos, lying, without="c")
+    left = parts_of("c")[slots_of("c").index("a0")]
+    np.testing.assert_array_equal(first[row] - second[row], left)
+    # The owner refuses, also in a later process.
+    sums_of_pass(maskings(tmp_path, checks=True), lambda _: CONTRIBUTORS)
+    for silos in (maskings(tmp_path, checks=True), maskings(tmp_path, checks=True)):
+        with raises_code(SumError, "secure-sum", silo=""):
+            sums_of_pass(silos, lying, without="c")
+    again = sums_of_pass(maskings(tmp_path, checks=True), lambda _: CONTRIBUTORS)
+    np.testing.assert_array_equal(again, first)
+
+
+def test_rows_have_the_same_contributors_or_none(tmp_path: Path) -> None:
+    path = tmp_path / "row_sets.json"
+    nodes = ["a0", "a1"]
+    some = {"a0": "bcd", "a1": ""}
+    RowSets(path).check(SILOS, sets_of(nodes, some))
+    assert path.stat().st_mode & 0o077 == 0
+    sets = RowSets(path)
+    sets.check(SILOS, sets_of(nodes, {"a0": "", "a1": ""}))
+    sets.check(SILOS, sets_of(nodes, {"a0": "", "a1": "bd"}))
+    sets = RowSets(path)
+    sets.check(SILOS, sets_of(nodes, {"a0": "bcd", "a1": "bd"}))
+    for other in ({"a0": "bd", "a1": "bd"}, {"a0": "", "a1": "b"}):
+        with raises_code(SumError, "secure-sum", silo=""):
+            sets.check(SILOS, sets_of(nodes, other))
+    for silos in (("b", "a", "c", "d"), (*SILOS, "e")):  # other names for the same bits
+        with raises_code(SumError, "secure-sum", silo=""):
+            sets.check(silos, sets_of(nodes, some))
+    for text in ("[]", "{}", "", '{"silos": ["a"], "shape": [2, 1], "sets": "00"}'):
+        path.write_text(text)
+        with raises_code(CheckpointError, "damaged-file", path=str(path)):
+            RowSets(path)
 
 
 def test_keys_of_another_silo_are_refused() -> None:

@@ -103,12 +103,14 @@ def same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
 
 @pytest.mark.parametrize("reduce", REDUCES, ids=["sum", "mean"])
 def test_both_engines_give_the_same_bits_and_ledger(built: Built, reduce: Reduce) -> None:
+    for to in (None, list(range(1, 4))):  # each in a run of its own: they are of the same values
+        fed, links = secure_session(built)
+        here = InProcess(None, *built, block_size=4, secure=True)
+        here.start_round(1)
+        names = None if to is None else [fed.ids[place] for place in to]
+        assert same(result_of(fed, reduce, names), result_of(here, reduce, names))
+        assert fed.ledger.records == here.ledger.records
     fed, links = secure_session(built)
-    here = InProcess(None, *built, block_size=4, secure=True)
-    here.start_round(1)
-    for to in (None, list(fed.ids[1:4])):
-        assert same(result_of(fed, reduce, to), result_of(here, reduce, to))
-    assert fed.ledger.records == here.ledger.records
     plain = InProcess(None, *built, block_size=4)
     for name, t in result_of(plain, reduce).items():
         torch.testing.assert_close(result_of(fed, reduce)[name], t, rtol=0, atol=1e-6)
@@ -213,8 +215,8 @@ def test_below_the_threshold_the_round_waits(built: Built, step: Type) -> None:
 def test_below_the_threshold_the_round_is_repeated_with_those_that_are_left(
     built: Built, step: Type
 ) -> None:
-    """Unless that would tell of one silo: then another one is left out, too."""
-    fed, links = secure_session(built, patience=5.0)
+    """Unless they have revealed shares: then it takes the same silos again."""
+    fed, links = secure_session(built, patience=1.0)
     gone = list(fed.ids[:2])
     for name in gone:
         vanishing(links[name], step)
@@ -225,8 +227,69 @@ def test_below_the_threshold_the_round_is_repeated_with_those_that_are_left(
         result_of(fed)
     fed.rejoin(caught.value)  # type: ignore[arg-type]
     fed.start_round(1)
-    assert same(result_of(fed), oracle(built, list(fed.ids[2:])))
+    if step is not Type.UNMASK:
+        assert same(result_of(fed), oracle(built, list(fed.ids[2:])))
+        assert set(fed.away) == set(gone)
+        return
+    missing = {"expected": 6, "got": 4, "missing": gone}
+    with raises_code(AwayError, "too-few-silos", **missing) as caught:
+        result_of(fed)
+    with raises_code(ProtocolError, "too-few-silos", **missing):  # they do not come back
+        fed.rejoin(caught.value)  # type: ignore[arg-type]
+
+
+def test_a_sum_that_was_revealed_in_part_goes_on_with_silos_that_are_back(built: Built) -> None:
+    fed, links = secure_session(built, patience=5.0)
+    gone = list(fed.ids[:2])
+    for name in gone:
+        vanishing(links[name], Type.UNMASK)
+    with raises_code(AwayError, "too-few-silos") as caught:
+        result_of(fed)
+    back = {name: attached_again(links[name]) for name in gone}
+    fed._returned = lambda: back
+    fed.rejoin(caught.value)  # type: ignore[arg-type]
+    fed._returned = dict
+    fed.start_round(1)
+    assert same(result_of(fed), oracle(built, list(fed.ids)))
+
+
+def test_few_silos_wait_for_those_who_may_have_unmasked_an_earlier_sum(
+    make_graph: Callable[..., Any], cut_block: Callable[..., Built]
+) -> None:
+    """Five of seven are enough to unmask a sum; two alone do not know whether they did."""
+    built = cut_block(make_graph(70), 7)
+    fed, links = secure_session(built, patience=5.0)
+    gone = list(fed.ids[:5])
+    for name in gone:
+        vanishing(links[name], Type.CONFIRM)
+    caught: Any
+    with raises_code(AwayError, "too-few-silos") as caught:
+        result_of(fed)
+    fed.rejoin(caught.value)
+    fed.start_round(1)
+    with raises_code(AwayError, "secure-sum") as caught:  # both refuse
+        result_of(fed)
     assert set(fed.away) == set(gone)
+    fed.rejoin(caught.value)
+    fed.start_round(1)
+    with raises_code(AwayError, "too-few-silos", expected=7, got=2, missing=gone) as caught:
+        result_of(fed)
+    back = {name: attached_again(links[name]) for name in gone}
+    fed._returned = lambda: back
+    fed.rejoin(caught.value)
+    fed._returned = dict
+    fed.start_round(1)
+    assert same(result_of(fed), oracle(built, list(fed.ids)))
+
+
+def attached_again(link: DirectLink) -> Peer:
+    """Return a silo that has lost its connection and is back."""
+    link.change = lambda data: data
+    link.worker.attach()
+    link.answers.clear()
+    peer = Peer(link.worker._name or "", link, TOKEN)
+    peer.ask(Type.START, {}, None)
+    return peer
 
 
 def test_masked_values_never_repeat(built: Built) -> None:
@@ -289,8 +352,10 @@ def test_a_silo_whose_shares_tell_another_secret_spoils_one_round_and_is_named(
     assert fed.away == (liar,)
     fed.rejoin(caught.value)  # type: ignore[arg-type]
     fed.start_round(1)
-    # Shares were revealed, so another silo is left out: else the difference would be the liar's.
-    assert same(result_of(fed), oracle(built, list(fed.ids[1:-1])))
+    # Shares were revealed: no other sum of these values is, and the run ends with the liar's name.
+    with raises_code(ProtocolError, "too-few-silos", missing=[liar]) as caught:
+        result_of(fed)
+    assert not isinstance(caught.value, AwayError)
 
 
 def test_a_silo_with_wrong_keys_is_dropped_and_its_partners_stay(built: Built) -> None:
@@ -356,8 +421,14 @@ def test_a_round_is_not_summed_again_without_one_silo(built: Built, tmp_path: Pa
     assert fed.away == (fed.ids[5],)
     fed.rejoin(caught.value)  # type: ignore[arg-type]
     fed.start_round(1)
-    # Two silos are missing now, so no difference is the value of one.
-    assert same(result_of(fed), oracle(built, list(fed.ids[:4])))
+    lost = [fed.ids[5]]
+    with raises_code(AwayError, "too-few-silos", missing=lost) as caught:
+        result_of(fed)
+    back = {lost[0]: attached_again(links[lost[0]])}
+    fed._returned = lambda: back
+    fed.rejoin(caught.value)  # type: ignore[arg-type]
+    fed.start_round(1)
+    assert same(result_of(fed), first)
     assert same(first, oracle(built, list(fed.ids)))
 
 
@@ -365,9 +436,9 @@ def test_what_was_unmasked_is_forgotten_when_the_run_is_over(tmp_path: Path) -> 
     store = StateStore(tmp_path / "run")
     store.revealed.add("1 1 work", "", frozenset("ab"))
     with raises_code(SumError, "secure-sum", silo=""):
-        StateStore(tmp_path / "run").revealed.check("1 1 work", "", frozenset("abc"), 2)
+        StateStore(tmp_path / "run").revealed.check("1 1 work", "", frozenset("abc"))
     store.drop()
-    StateStore(tmp_path / "run").revealed.check("1 1 work", "", frozenset("abc"), 2)
+    StateStore(tmp_path / "run").revealed.check("1 1 work", "", frozenset("abc"))
 
 
 def test_a_silo_that_is_back_is_left_out_of_a_sum_that_was_without_it(built: Built) -> None:
@@ -377,11 +448,7 @@ def test_a_silo_that_is_back_is_left_out_of_a_sum_that_was_without_it(built: Bui
     peer = fed.peers[late]
     first = result_of(fed)
     assert same(first, oracle(built, [name for name in fed.ids if name != late]))
-    links[late].change = lambda data: data
-    links[late].worker.attach()
-    links[late].answers.clear()
-    peer = Peer(late, links[late], TOKEN)
-    peer.ask(Type.START, {}, None)
+    peer = attached_again(links[late])
     fed.peers = {name: fed.peers.get(name, peer) for name in fed.ids}
     fed.rejoin(AwayError("again", (), 0))
     fed.start_round(1)

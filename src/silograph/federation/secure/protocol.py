@@ -24,7 +24,8 @@ takes each step of a sum once. What it allows of a second sum of the same values
 
 The server is trusted to forward public keys unchanged, unless silos share a secret by which they
 prove them (`Prover`). Beyond that it may lie. The threshold is more than two thirds, so it cannot
-get two lists confirmed, unless as many silos help it as two thresholds have in common.
+get two lists confirmed, unless as many silos help it as two thresholds have in common. Against a
+server that lies, no silo may give it the secret: that is enough to forge the keys of any other.
 
 A share that a silo cannot read, or that is not what its dealer has committed to, costs that share
 only. The silo reports it with its confirmation, and the server names a dealer of too many.
@@ -187,7 +188,8 @@ class Prover:
     """Proves to silos that share a secret that public keys are a silo's own.
 
     A proof is a keyed BLAKE2b of what the keys are for. The server does not know the secret, so it
-    can neither put keys of its own in place of a silo's nor invent a silo.
+    can neither put keys of its own in place of a silo's nor invent a silo. Every silo can: one that
+    gives the server the secret, or forges proofs for it, breaks this for all.
 
     Args:
         secret: of the silos; None: there is none, and no proof.
@@ -391,6 +393,10 @@ class SiloSum:
                 self._shares[name] = pair
         self._masked_with = tuple(name for name in self._partners if name in dealt)
         self._values_digest = digest_of_values(values)
+        if not is_sparse(len(self._silos)):  # others can unmask the sum without this silo
+            silos = frozenset((self._name, *self._masked_with))
+            call = self._about.decode()
+            self._history.add_masked(call, self._values_digest, silos, self._threshold)
         total: np.ndarray = values.astype(np.uint64)  # a copy
         add_mask(total, _own_seed(self._own_secret))
         for name in self._masked_with:
@@ -431,7 +437,7 @@ class SiloSum:
                 f"expected a sum over at least {max(self._least, self._threshold)} silos, and as "
                 f"many near each, got one over {len(present)}"
             )
-        self._history.check(self._about.decode(), self._values_digest, present, self._least)
+        self._history.check(self._about.decode(), self._values_digest, present)
         self._states = dict(states)
         there = [name for name in self._masked_with if states[name] == PRESENT]
         tags = {name: self._tag(self._name, name) for name in there}
@@ -454,22 +460,26 @@ class SiloSum:
             tags: by which partners have confirmed the list to this silo, by their names.
 
         Raises:
-            SumError: fewer than the threshold have confirmed the same list, this silo included.
+            SumError: fewer than the threshold have confirmed the same list, this silo included, or
+                too few to rule out that an earlier sum was unmasked (`RevealedError`).
         """
         self._take("unmasking", ("keys", "shares", "masked", "confirmed"))
         state_of = self._states
-        confirming = 1 + sum(
-            compare_digest(self._tag(name, self._name), tags.get(name, b""))
+        confirming = frozenset(
+            name
             for name in self._masked_with
             if state_of[name] == PRESENT
-        )
-        if confirming < self._threshold:
+            and compare_digest(self._tag(name, self._name), tags.get(name, b""))
+        ) | {self._name}
+        if len(confirming) < self._threshold:
             raise SumError(
                 f"expected {self._threshold} silos to confirm the same list of silos, got "
-                f"{confirming}"
+                f"{len(confirming)}"
             )
+        call, values = self._about.decode(), self._values_digest
+        self._history.check_confirmed(call, values, confirming)
         present = frozenset(name for name, state in state_of.items() if state == PRESENT)
-        self._history.add(self._about.decode(), self._values_digest, present)
+        self._history.add(call, values, present)
         return Revealed(
             own={name: s[1] for name, s in self._shares.items() if state_of[name] == PRESENT},
             mask={name: s[0] for name, s in self._shares.items() if state_of[name] == VANISHED},

@@ -1,10 +1,16 @@
-"""The sums that a silo has helped to unmask in a run: of two of the same values it allows few.
+"""The sums that a silo helps to unmask in a run: of the same values those of one set of silos.
 
-A round that is repeated after silos were lost has a second sum. Where the silos of both sums differ
-by one, the difference of the sums is the value of that silo. So a silo writes down whose values
-each sum has, before it reveals a share, and refuses a sum of the same values whose silos differ
-from an earlier one by 1 to `least` - 1. A third set of silos is refused as well: three sums can
-have a combination with the value of one silo although every two of them differ by more.
+A round that is repeated after silos were lost has a second sum. If its silos are others, sums can
+be combined so that the values of one silo are left: of AB, AC and BC, or of all and two parts of
+the others. Silos see only the sums that they are in. So each one unmasks sums of one set of silos,
+and any other set that it is in is refused.
+
+A sum can also be unmasked without a silo that is in it. So a silo writes down whom it has masked
+its values with before these leave. Later it helps to unmask another sum of the same values only if
+so many silos have confirmed that one that too few are left to have unmasked the earlier one: nobody
+confirms a sum who has helped to unmask one of other silos. Hence of all sums that are unmasked the
+silos that unmask the last one, more than two thirds of it, are in no earlier one of other silos. In
+sparse graphs a silo hears of its partners only, and others in each sum, so there it does not ask.
 
 Sums are of the same values if they belong to the same call of a round, or if this silo's values are
 the same numbers, not all 0: a server may ask for the same in several rounds.
@@ -23,11 +29,10 @@ from silograph.core.errors import CheckpointError, mistake
 from silograph.federation.secure.sums import SumError
 
 POINT = bytes(range(32))  # of the polynomial; any one will do
-MOST_SETS = 2  # of silos, in sums of the same values
 
 
 class RevealedError(SumError):
-    """A sum that is too much like an earlier one; field `revealed`: the silos of that one."""
+    """A sum that is not that of an earlier one's silos; field `revealed`: the earlier ones."""
 
     def __init__(self, line: str, revealed: frozenset[str]) -> None:
         super().__init__(line)
@@ -46,7 +51,7 @@ def digest_of_values(values: np.ndarray) -> str:
 
 
 class RevealedSums:
-    """Silos of the unmasked sums of a run, by call and by this silo's values.
+    """Silos of the sums of a run that were unmasked or may be, by call and by this silo's values.
 
     Args:
         path: file that they are written to, a line of JSON each; None keeps them in memory, until
@@ -58,7 +63,8 @@ class RevealedSums:
 
     def __init__(self, path: Path | None = None) -> None:
         self._path = path
-        self._sets: dict[str, list[frozenset[str]]] = {}
+        self._sets: dict[str, frozenset[str]] = {}
+        self._masked: dict[str, list[tuple[frozenset[str], int]]] = {}  # with the threshold
         self._written: set[frozenset[str]] = set()
         self._end = 0  # of the file's whole lines
         if path is not None and path.exists():
@@ -74,49 +80,85 @@ class RevealedSums:
                 if "names" in facts:
                     by_digest[facts["silos"]] = frozenset(map(str, facts["names"]))
                 silos = by_digest[facts["silos"]]
-                self._note(str(facts["call"]), str(facts["values"]), silos)
+                call, values = str(facts["call"]), str(facts["values"])
+                if "threshold" in facts:
+                    self._note_masked(call, values, silos, int(facts["threshold"]))
+                else:
+                    self._note_unmasked(call, values, silos)
                 self._written.add(silos)
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise CheckpointError(
                 f"expected unmasked sums in {path}, got: {error}", **mistake("damaged-file", path)
             ) from None
 
-    def _note(self, call: str, values: str, silos: frozenset[str]) -> None:
+    def _note_masked(self, call: str, values: str, silos: frozenset[str], threshold: int) -> None:
         for key in _keys_of(call, values):
-            sets = self._sets.setdefault(key, [])
-            if silos not in sets:
-                sets.append(silos)
+            masked = self._masked.setdefault(key, [])
+            if (silos, threshold) not in masked:
+                masked.append((silos, threshold))
 
-    def check(self, call: str, values: str, silos: frozenset[str], least: int) -> None:
-        """Raise `RevealedError` where a sum and earlier ones tell of fewer than `least` silos.
+    def _note_unmasked(self, call: str, values: str, silos: frozenset[str]) -> None:
+        for key in _keys_of(call, values):
+            self._sets.setdefault(key, silos)
+            self._masked.pop(key, None)  # see `check_confirmed`: of these no other one is unmasked
+
+    def check(self, call: str, values: str, silos: frozenset[str]) -> None:
+        """Raise `RevealedError` where this silo has helped to unmask a sum of other silos.
 
         Args:
             call: names the call within the run.
             values: of this silo; see `digest_of_values`.
             silos: whose values the sum has.
-            least: fewest silos of a sum.
         """
         for key in _keys_of(call, values):
-            sets = self._sets.get(key, [])
-            if silos in sets:
-                continue
-            near = next((other for other in sets if len(silos ^ other) < least), None)
-            if near is None and len(sets) < MOST_SETS:
-                continue
-            other = near or sets[-1]
-            raise RevealedError(
-                f"expected the silos of an earlier sum of {call} again, or others that differ by "
-                f"at least {least} of them, got {len(silos ^ other)}: the server could subtract",
-                other,
-            )
+            earlier = self._sets.get(key, silos)
+            if earlier != silos:
+                raise RevealedError(
+                    f"expected the {len(earlier)} silos of an earlier sum of the values of {call} "
+                    f"again, got {len(silos)} of which {len(silos - earlier)} are others: the "
+                    "server could subtract",
+                    earlier,
+                )
+
+    def check_confirmed(self, call: str, values: str, confirming: frozenset[str]) -> None:
+        """Raise `RevealedError` where another sum with this silo's values may be unmasked.
+
+        Args:
+            call: names the call within the run.
+            values: of this silo.
+            confirming: silos that have confirmed the sum that is to be unmasked.
+        """
+        for key in _keys_of(call, values):
+            for silos, threshold in self._masked.get(key, []):
+                others = silos - confirming
+                if len(others) >= threshold:
+                    raise RevealedError(
+                        f"expected a sum of the values of {call} that more silos of the earlier "
+                        f"one confirm, got {len(others)} that do not: they may have unmasked it",
+                        silos,
+                    )
+
+    def add_masked(self, call: str, values: str, silos: frozenset[str], threshold: int) -> None:
+        """Write down that masked values are about to leave.
+
+        Args:
+            call: names the call within the run.
+            values: of this silo.
+            silos: with whom it has masked them, and itself.
+            threshold: how many of these can unmask them.
+        """
+        self._note_masked(call, values, silos, threshold)
+        self._write({"call": call, "values": values, "threshold": threshold}, silos)
 
     def add(self, call: str, values: str, silos: frozenset[str]) -> None:
         """Write down a sum that is about to be unmasked; arguments as for `check`."""
-        self._note(call, values, silos)
+        self._note_unmasked(call, values, silos)
+        self._write({"call": call, "values": values}, silos)
+
+    def _write(self, facts: dict[str, Any], silos: frozenset[str]) -> None:
         if self._path is None:
             return
         names = sorted(silos)
-        facts: dict[str, Any] = {"call": call, "values": values}
         facts["silos"] = sha256("\n".join(names).encode()).hexdigest()[:32]
         if silos not in self._written:
             facts["names"] = names
@@ -138,25 +180,15 @@ def _keys_of(call: str, values: str) -> Iterator[str]:
         yield f"values {values}"
 
 
-def allowed_silos(names: list[str], earlier: list[frozenset[str]], least: int) -> list[str] | None:
+def allowed_silos(names: list[str], earlier: list[frozenset[str]]) -> list[str] | None:
     """Return whose values a server may add up so that silos unmask them; None: those of nobody.
-
-    It leaves out as few as it can.
 
     Args:
         names: of the silos that are there.
-        earlier: those of each earlier sum of the same values, each set once.
-        least: fewest silos of a sum, and of the difference of two.
+        earlier: those of each earlier sum of the same values.
     """
     there = frozenset(names)
-    is_near = any(len(there ^ other) < least for other in earlier if other != there)
-    if there in earlier or (not is_near and len(earlier) < MOST_SETS):
+    if not earlier:
         return names
-    whole = max((other for other in earlier if other <= there), key=len, default=None)
-    if whole is not None:
-        return [name for name in names if name in whole]
-    if len(earlier) == 1:
-        common = [name for name in names if name in earlier[0]]
-        few = set(common[-(least - len(earlier[0] ^ there)) :])
-        return [name for name in names if name not in few]
-    return None
+    whole = max((silos for silos in earlier if silos <= there), key=len, default=None)
+    return None if whole is None else [name for name in names if name in whole]

@@ -6,8 +6,9 @@ contributor i sends
     x_i + sum over j in S other than i of +- mask(i, j) + pad(i, r)
 
 modulo 2^64. Masks of pairs cancel in the sum. The receiver r, which knows S, subtracts the pads.
-The server sees uniformly distributed values. The receiver sees the sum of all parts, and even if it
-works with the server no part alone, as long as one other contributor keeps its keys to itself.
+The server sees uniformly distributed values, and the receiver sees the sum of all parts. If both
+follow the protocol and compare what they got, they still learn no part of a silo alone, as long as
+one other contributor keeps its keys to itself.
 
 Each pass through a model has keys of its own (X25519), drawn from the operating system. So a pass
 that is done again has other masks, and no key is written down. Masks and pads of a call are
@@ -20,12 +21,23 @@ key streams of ChaCha20, whose keys HKDF makes of the pair's secret and of
   the server tells different things have different masks, and nobody can read what they send.
 
 A silo knows by its edges who owns the rows of its slots, and which silos can contribute to its own
-rows. Who else contributes to the row of a slot, it hears from the server. If the server lies, sums
-are noise, which receivers notice; nobody learns a part by it.
+rows. Who else contributes to the row of a slot, it hears from the server. If the server tells them
+different things, sums are noise, which receivers notice; nobody learns a part by it. If it tells
+all the same, but leaves out a contributor in one pass or adds a silo without an edge to the node,
+only the receiver can notice (`silograph.federation.secure.row_sets`). So a server that lies and a
+receiver that helps it learn single parts by two passes.
+
+The keys of silos are proved by a secret that all of them have. Against a server that lies, no silo
+may work with it: the common secret is enough to forge keys of any other silo.
+
+What receivers notice: masks that are left in a number of a row of k contributors pass the check
+with a probability of k/1024, so in a row of 16 numbers with that to the power of 16. A row of one
+number is not protected by it: of two contributors one row in 500 would be wrong silently.
 
 Rows that are not summed are encrypted: the owner draws a key for a pass, seals it for the silos
 that have edges to its rows, and adds (XOR) a key stream. So one message serves all receivers. They
 have the key for all rows of the owner; what they do not ask for, the server does not send them.
+Nothing authenticates these rows: the server can change bits of its choice in them.
 
 s: own halo slots that take part. B: own boundary rows. C: clients. D: width of a row.
 """
@@ -58,6 +70,7 @@ from silograph.federation.secure.row_form import (
     RowNames,
     bytes_of_sets,
 )
+from silograph.federation.secure.row_sets import RowSets
 from silograph.federation.secure.sums import SecureSums, SumError
 
 NOBODY = bytes(OFFER_BYTES)  # in place of the keys of a silo that is away
@@ -440,10 +453,19 @@ class RowMasking:
         sums: what was agreed of secure aggregation.
         run: names the run.
         rows: what the silo knows of the rows that it exchanges.
+        sets: contributors of its rows in earlier passes; None: there were none.
     """
 
-    def __init__(self, name: str, sums: SecureSums, run: bytes, rows: RowNames) -> None:
+    def __init__(
+        self,
+        name: str,
+        sums: SecureSums,
+        run: bytes,
+        rows: RowNames,
+        sets: RowSets | None = None,
+    ) -> None:
         self._name, self._rows = name, rows
+        self._sets = RowSets() if sets is None else sets
         self._prover = Prover(sums.secret, run, is_strict=sums.needs_proofs)
         self._masks: RowMasks | None = None  # of the pass
         self._slots: np.ndarray | None = None  # own slots that take part in it; None: all
@@ -455,7 +477,10 @@ class RowMasking:
             self._masks.note({n: f for n, f in inbox.items() if isinstance(f, Shared)})
         for name, spec in specs.items():
             if spec.masking == "keys":
-                self._pass().agree(_agreement_in(inbox), self._rows_of_pass())
+                agreement = _agreement_in(inbox)
+                self._pass().agree(agreement, self._rows_of_pass())
+                if self._slots is None:
+                    self._sets.check(agreement.silos, agreement.row_sets)
             elif spec.masking == "sum":
                 row = inbox.get("row")
                 rows = None if row is None else _numbers(row)

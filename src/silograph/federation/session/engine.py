@@ -848,21 +848,28 @@ class Session:
         return dict(result)
 
     def _choose_summed(self, names: list[str], step: Type, call: "SummedCall") -> list[str]:
-        """Return whose values are added up: silos refuse sums too much like earlier ones.
+        """Return whose values are added up: of the same values silos unmask sums of one set.
 
         Raises:
-            AwayError: masked values have come that may not be added up.
+            ProtocolError: silos of an earlier sum of the call are missing; `AwayError` where they
+                may return.
         """
-        allowed = call.allowed(names if step is Type.MASK else call.present)
-        if step is Type.MASK:
+        there = names if step is Type.MASK else call.present
+        allowed = call.allowed(there)
+        if allowed and step is Type.MASK:
             return allowed
-        if allowed == call.present:
+        if allowed == there:
             return names
+        earlier = call.nearest_earlier(there)
+        back = earlier & set(there)
         line = (
-            "expected the silos of an earlier sum of this call again, or others that differ by "
-            f"{LEAST_SILOS} at least, got silos that differ by fewer: the round is done again"
+            f"expected the {len(earlier)} silos of an earlier sum of this call again, because "
+            f"silos unmask no other sum of the same values, got {len(back)} of them; "
         )
-        raise AwayError(line, (), 0, **mistake("secure-sum", ""))
+        missing = [name for name in self.ids if name in earlier - back]
+        raise self._failures.missing_silos_error(
+            line, missing, len(earlier), len(back), len(self.ids), summable=False
+        )
 
     def _check_spoiled(self, check: Callable[[], Result], op: str) -> Result:
         """Return what a check of a secure sum returns; drop the silo that it names.
@@ -906,8 +913,11 @@ class Session:
             who, line = believed, f"{line} without {believed}"
             if who in self.peers:
                 self._drop_for(self.peers[who], answer.op, error)
-        elif believed not in self._unmasked[answer]:
-            self._unmasked[answer].append(believed)
+        else:
+            earlier = self._unmasked[answer]
+            if not call.revealed:  # silos refuse these at the last step
+                earlier[:] = [silos for silos in earlier if silos != set(call.present)]
+            earlier[:] = [*(silos for silos in earlier if silos != believed), believed]
         raise AwayError(line, (), 0, **mistake("secure-sum", who))
 
     def _drop_for(self, peer: Peer, op: str, error: ProtocolError) -> None:

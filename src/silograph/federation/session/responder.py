@@ -345,7 +345,11 @@ class Responder:
                 from silograph.federation.secure.row_masks import RowMasking  # needs cryptography
 
                 self._row_masking = RowMasking(
-                    self._name or "", prepared.secure, self._token, prepared.rows
+                    self._name or "",
+                    prepared.secure,
+                    self._token,
+                    prepared.rows,
+                    self._store.row_sets(),
                 )
             self._scored = ScoredWeights(prepared.course.program.scoring)
             self._longest = LongestCall(prepared.course.program, prepared.extent)

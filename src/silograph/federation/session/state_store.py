@@ -26,6 +26,7 @@ from silograph.federation.checkpoint import (
 )
 from silograph.federation.program import BLANK
 from silograph.federation.secure.revealed import RevealedSums
+from silograph.federation.secure.row_sets import RowSets
 
 # --- A silo's own folder: for its owner only, and for one process at a time ----------------------
 
@@ -65,6 +66,7 @@ def lock_state_folder(folder: Path) -> Iterator[None]:
 MOST_RECENT = 2  # rounds whose states stay
 AGREED = "agreed.json"
 REVEALED = "revealed.jsonl"
+ROW_SETS = "row_sets.json"
 
 
 def runs_left(folder: Path) -> list[bytes]:
@@ -99,6 +101,14 @@ class StateStore:
             path = None if self._folder is None else self._run_folder() / REVEALED
             self._revealed = RevealedSums(path)
         return self._revealed
+
+    def row_sets(self) -> RowSets:
+        """Return the contributors of the silo's rows in earlier passes of this run.
+
+        Raises:
+            CheckpointError: the file is damaged.
+        """
+        return RowSets(None if self._folder is None else self._run_folder() / ROW_SETS)
 
     def agreed(self) -> Mapping[str, Any] | None:
         """Return the stored agreement of the silo in this run; None if there is none.

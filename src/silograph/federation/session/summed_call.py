@@ -15,7 +15,7 @@ from silograph.federation.frame import Envelope, decode, encode
 from silograph.federation.ledger import Account
 from silograph.federation.secure.protocol import ServerSum
 from silograph.federation.secure.revealed import allowed_silos
-from silograph.federation.secure.sums import LEAST_SILOS, Layout, reply_of_total
+from silograph.federation.secure.sums import Layout, reply_of_total
 from silograph.federation.secure.totals import check_bounds
 from silograph.federation.secure.wire import (
     all_keys_payload,
@@ -111,9 +111,13 @@ class SummedCall:
     def allowed(self, names: Sequence[str]) -> list[str]:
         """Return whose values may be added up, out of those that are there; nobody's: none may.
 
-        Silos refuse sums that are too much like earlier ones.
+        Silos refuse sums of other silos than an earlier one of the same values.
         """
-        return allowed_silos(list(names), self._earlier, LEAST_SILOS) or []
+        return allowed_silos(list(names), self._earlier) or []
+
+    def nearest_earlier(self, names: Sequence[str]) -> frozenset[str]:
+        """Return the silos of the earlier sum of which the fewest are not there."""
+        return min(self._earlier, key=lambda silos: len(silos - set(names)))
 
     def check_holders(self) -> None:
         """Raise `SumError` where too few silos can help to unmask; see `ServerSum`."""
