@@ -1,7 +1,7 @@
 """Differential privacy over gRPC: what leaves, what it is charged, and when a silo refuses."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -54,6 +54,11 @@ def private_folders(graph: Graph, config: RunConfig, path: Path) -> tuple[Path, 
     return silos
 
 
+def requiring(silos: Sequence[Path]) -> dict[Path, SiloPolicy]:
+    """Policies of silos that add a share of the noise only: keys are proved."""
+    return dict.fromkeys(silos, SiloPolicy(secure_aggregation="require"))
+
+
 def releases(silo: Path) -> int:
     return sum(n.total() for n in PrivacyLedger(silo / "state").releases("silo").values())
 
@@ -63,7 +68,8 @@ def test_only_noised_sums_leave(secure: bool, make_graph: MakeGraph, tmp_path: P
     config = config_of(3, **BASE, secure_aggregation=secure, out=str(tmp_path / "out"))
     silos = private_folders(make_graph(60), config, tmp_path / "silos")
     audits = {silo: {"audit": silo / "audit.jsonl"} for silo in silos}
-    result = federate(silos, config, PLAIN, keep=True, own=audits)
+    policies = requiring(silos) if secure else {}
+    result = federate(silos, config, PLAIN, keep=True, own=audits, policies=policies)
     # The server: neither loss, scores, work nor numbers of nodes.
     assert result.ledger.flops == 0
     assert {row["train_loss"] for row in result.rounds} == {None}
@@ -74,16 +80,20 @@ def test_only_noised_sums_leave(secure: bool, make_graph: MakeGraph, tmp_path: P
     spent = result.privacy
     assert spent is not None
     assert 0 < spent["epsilon"] <= 50
+    assert spent["releases"] == config.rounds + secure
     for silo in silos:
         (own,) = (silo / "results").glob("*/result.json")
         about = json.loads(own.read_text())
-        assert about["privacy"] == spent
+        # The server counts the spare release for a round that is repeated, which none was.
+        cost = {spent["noise_multiplier"]: config.rounds}
+        releases_and_cost = {"releases": config.rounds, "epsilon": epsilon_of(cost, 1e-5)}
+        assert about["privacy"] == spent | releases_and_cost
         assert about["test"]["server"]["accuracy"] is not None  # its own scores of the model
         assert releases(silo) == config.rounds
         with (silo / "audit.jsonl").open("rb") as file:
             (run,) = read_audit(file).runs
         assert run.spent is not None
-        assert run.spent["epsilon"] == spent["epsilon"]
+        assert run.spent["epsilon"] == about["privacy"]["epsilon"] <= spent["epsilon"]
     page = (tmp_path / "out/report.html").read_text()
     assert "epsilon at delta" in page
 
@@ -98,7 +108,8 @@ def test_a_resumed_run_has_the_same_bits_and_costs_no_more(
     monkeypatch.setattr("silograph.deploy.server.secrets.token_bytes", lambda n: bytes(n))
     whole = private_folders(graph, config, tmp_path / "whole")
     cut = private_folders(graph, config, tmp_path / "cut")
-    expected = federate(whole, replace(config, out=str(tmp_path / "a")), PLAIN)
+    policies = requiring([*whole, *cut]) if secure else {}
+    expected = federate(whole, replace(config, out=str(tmp_path / "a")), PLAIN, policies=policies)
     out = tmp_path / "b"
 
     def dying(*given: Any) -> Any:
@@ -120,9 +131,9 @@ def test_a_resumed_run_has_the_same_bits_and_costs_no_more(
     def go_on(*_: Any, **named: Any) -> Result:
         return resume_server(out, PLAIN, **named)
 
-    federate(cut, replace(config, out=str(out)), PLAIN, run=die)
+    federate(cut, replace(config, out=str(out)), PLAIN, run=die, policies=policies)
     assert {releases(silo) for silo in cut} == {2}
-    result = federate(cut, config, PLAIN, run=go_on)
+    result = federate(cut, config, PLAIN, run=go_on, policies=policies)
     assert same_bits(weights_of(result), weights_of(expected))
     assert rows_of(result) == rows_of(expected)
     assert {releases(silo) for silo in (*whole, *cut)} == {3}
@@ -184,3 +195,14 @@ def test_a_bound_on_updates_is_refused(make_graph: MakeGraph, tmp_path: Path) ->
     silos = private_folders(make_graph(60), config, tmp_path / "silos")
     with raises_code(ConfigError, "conflicting-options", options=["max_update_norm", "method"]):
         federate(silos, config, replace(PLAIN, update_norm=1.0))
+
+
+def test_a_share_of_the_noise_is_not_enough_without_proofs_of_keys(
+    make_graph: MakeGraph, tmp_path: Path
+) -> None:
+    """The server could invent the silos that add the rest, and take off all masks."""
+    config = config_of(3, **BASE, secure_aggregation=True)
+    silos = private_folders(make_graph(60), config, tmp_path / "silos")
+    with pytest.raises(ConfigError, match="proofs of keys"):
+        federate(silos, config, PLAIN, policies=requiring(silos[1:]))
+    assert not any(releases(silo) for silo in silos)

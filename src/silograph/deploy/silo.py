@@ -406,11 +406,20 @@ class OwnData:
         """Return what the silo agrees to of secure aggregation, None for a run without it.
 
         Raises:
-            ConfigError: its policy requires proofs of keys, for which it has no secret.
+            ConfigError: its policy requires proofs of keys, for which it has no secret; or it does
+                not, but the silo is to add a share of noise only.
         """
         if not config.secure_aggregation:
             return None
         is_required = self.policy.secure_aggregation == "require"
+        if config.dp_unit is not None and not is_required:
+            raise ConfigError(
+                'expected secure_aggregation = "require" in the policy.toml of a silo that adds a '
+                "share of the noise of differential privacy only, got none: without proofs of keys "
+                "the server could invent the silos that add the rest; write it there, or let the "
+                "server run without --secure-aggregation",
+                **mistake("refused-by-policy", "secure_aggregation"),
+            )
         secret = common_secret(self.attendance.secret)
         if secret is None and is_required:
             raise ConfigError(
