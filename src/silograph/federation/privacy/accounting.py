@@ -7,8 +7,8 @@ proposition 5). So epsilon holds for integer noise as well; curves of privacy lo
 continuous Gaussian would be slightly lower, but are not proved for it. A sum of shares of noise is
 no discrete Gaussian itself: its divergence has an extra term (Kairouz, Liu and Steinke, "The
 distributed discrete Gaussian mechanism for federated learning with secure aggregation", ICML 2021,
-theorem 1), which falls with exp(-pi^2 sigma^2). A share's sigma is thousands of units of the grid
-or more wherever a model learns, so that term is far below any delta.
+theorem 1), which falls with exp(-pi^2 sigma^2). A share's sigma is dozens of units of the grid at
+least, so that term is far below any delta.
 
 Neighbors are federations with and without one silo (*add or remove*): a silo that is removed sends
 zeros. Replacing the data of a silo by other data is two such steps.
