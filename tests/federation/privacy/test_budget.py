@@ -155,6 +155,36 @@ def test_secret_and_charges_are_their_owners(tmp_path: Path) -> None:
         read_or_make_secret(tmp_path)
 
 
+# --- A name of a run that is used again ----------------------------------------------------------
+
+
+def test_another_scale_of_noise_is_independent_and_charged(tmp_path: Path) -> None:
+    """Else the ratio of two scales would tell the reply from the noise."""
+    one = replies(tmp_path).with_noise(ENVELOPE, request(1), REPLY)
+    for number, privacy in enumerate(
+        (replace(PRIVACY, noise_multiplier=6.0), replace(PRIVACY, releases=11)), 2
+    ):
+        other = replies(tmp_path, privacy=privacy).with_noise(ENVELOPE, request(1), REPLY)
+        both = torch.cat([noised["update/w"].t - REPLY["update/w"].t for noised in (one, other)])
+        assert abs(float(torch.corrcoef(both.double())[0, 1])) < 5 / math.sqrt(20_000)
+        assert charges(tmp_path) == number
+
+
+def test_charges_of_another_agreement_under_the_same_name_count(tmp_path: Path) -> None:
+    for number in range(4):
+        replies(tmp_path).with_noise(ENVELOPE, request(number), REPLY)
+    longer = replace(PRIVACY, noise_multiplier=30.0, releases=1000)
+    total = replies(tmp_path, privacy=longer).epsilon_of_all_runs(1e-5)
+    assert total == pytest.approx(epsilon_of({3.0: 4, 30.0: 1000}, 1e-5))
+    shorter = replace(PRIVACY, releases=2)
+    assert replies(tmp_path, privacy=shorter).epsilon_of_all_runs(1e-5) == pytest.approx(
+        epsilon_of({3.0: 4}, 1e-5)
+    )
+    assert replies(tmp_path).epsilon_of_all_runs(1e-5) == pytest.approx(
+        epsilon_of({3.0: PRIVACY.releases}, 1e-5)
+    )
+
+
 # --- Shares of noise in secure sums --------------------------------------------------------------
 
 
@@ -220,34 +250,3 @@ def test_noise_of_a_sum_over_fewer_silos_is_used_once(tmp_path: Path) -> None:
     assert second != seed
     assert PrivacyLedger(tmp_path).releases("silo") == {"run": Counter({3.0: 2})}
     assert PrivacyLedger(tmp_path).has(CHARGED, "") is False
-
-
-# --- A name of a run that is used again ----------------------------------------------------------
-
-
-def test_another_scale_of_noise_is_independent_and_charged(tmp_path: Path) -> None:
-    """Else the ratio of two scales would tell the reply from the noise."""
-    one = replies(tmp_path).with_noise(ENVELOPE, request(1), REPLY)
-    for number, privacy in enumerate(
-        (replace(PRIVACY, noise_multiplier=6.0), replace(PRIVACY, releases=11)), 2
-    ):
-        other = replies(tmp_path, privacy=privacy).with_noise(ENVELOPE, request(1), REPLY)
-        both = torch.cat([one["update/w"].t - REPLY["update/w"].t, other["update/w"].t])
-        both[1] -= REPLY["update/w"].t[0]
-        assert abs(float(torch.corrcoef(both.double())[0, 1])) < 5 / math.sqrt(20_000)
-        assert charges(tmp_path) == number
-
-
-def test_charges_of_another_agreement_under_the_same_name_count(tmp_path: Path) -> None:
-    for number in range(4):
-        replies(tmp_path).with_noise(ENVELOPE, request(number), REPLY)
-    longer = replace(PRIVACY, noise_multiplier=30.0, releases=1000)
-    total = replies(tmp_path, privacy=longer).epsilon_of_all_runs(1e-5)
-    assert total == pytest.approx(epsilon_of({3.0: 4, 30.0: 1000}, 1e-5))
-    shorter = replace(PRIVACY, releases=2)
-    assert replies(tmp_path, privacy=shorter).epsilon_of_all_runs(1e-5) == pytest.approx(
-        epsilon_of({3.0: 4}, 1e-5)
-    )
-    assert replies(tmp_path).epsilon_of_all_runs(1e-5) == pytest.approx(
-        epsilon_of({3.0: PRIVACY.releases}, 1e-5)
-    )
