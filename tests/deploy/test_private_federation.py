@@ -1,7 +1,8 @@
 """Differential privacy over gRPC: what leaves, what it is charged, and when a silo refuses."""
 
 import json
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,18 +15,25 @@ pytest.importorskip("cryptography")
 pytest.importorskip("dp_accounting")
 
 from mistakes import raises_code
+from proxy import Proxy
 from runs import rows_of, same_bits, weights_of
 from silograph.cli import run_app
 from silograph.core.config import RunConfig
-from silograph.core.errors import ConfigError
+from silograph.core.errors import ConfigError, SilographError
+from silograph.core.payload import Payload
 from silograph.deploy.policy import PrivacyBudget, SiloPolicy
 from silograph.deploy.server import resume_server, serve
 from silograph.deploy.server_settings import ServerSettings
+from silograph.deploy.silo import Attendance, take_part_in_run
 from silograph.experiment.run.result import Result
+from silograph.federation.frame import Envelope
 from silograph.federation.privacy.accounting import epsilon_of
 from silograph.federation.privacy.budget import LEDGER, SECRET, PrivacyLedger
 from silograph.federation.session.audit import read_audit
+from silograph.federation.session.message import Type
+from silograph.federation.session.summed_reply import SummedReply
 from silograph.graph.graph import Graph
+from silograph.graph.silos.read import read_silo
 from silos import config_of, federate, folders
 
 PLAIN = ServerSettings("127.0.0.1:0", insecure=True, patience=60)
@@ -55,6 +63,11 @@ def private_folders(graph: Graph, config: RunConfig, path: Path) -> tuple[Path, 
     return silos
 
 
+def requiring(silos: Sequence[Path]) -> dict[Path, SiloPolicy]:
+    """Policies of silos that add a share of the noise only: keys are proved."""
+    return dict.fromkeys(silos, SiloPolicy(secure_aggregation="require"))
+
+
 def releases(silo: Path) -> int:
     return sum(n.total() for n in PrivacyLedger(silo / "state").releases("silo").values())
 
@@ -66,7 +79,8 @@ def test_only_noised_sums_leave(
     config = config_of(3, **BASE, secure_aggregation=secure, out=str(tmp_path / "out"))
     silos = private_folders(make_graph(60), config, tmp_path / "silos")
     audits = {silo: {"audit": silo / "audit.jsonl"} for silo in silos}
-    result = federate(silos, config, PLAIN, keep=True, own=audits)
+    policies = requiring(silos) if secure else {}
+    result = federate(silos, config, PLAIN, keep=True, own=audits, policies=policies)
     # The server: neither loss, scores, work nor numbers of nodes.
     assert result.ledger.flops == 0
     assert {row["train_loss"] for row in result.rounds} == {None}
@@ -77,6 +91,11 @@ def test_only_noised_sums_leave(
     spent = result.privacy
     assert spent is not None
     assert 0 < spent["epsilon"] <= 50
+    # The server counts the spare release for a round that is repeated, which none was.
+    assert spent["releases"] == config.rounds + secure
+    cost = epsilon_of({spent["noise_multiplier"]: config.rounds}, 1e-5)
+    assert cost < spent["epsilon"] if secure else cost == spent["epsilon"]
+    spent |= {"releases": config.rounds, "epsilon": cost}
     for silo in silos:
         (own,) = (silo / "results").glob("*/result.json")
         about = json.loads(own.read_text())
@@ -104,7 +123,8 @@ def test_a_resumed_run_has_the_same_bits_and_costs_no_more(
     monkeypatch.setattr("silograph.deploy.server.secrets.token_bytes", lambda n: bytes(n))
     whole = private_folders(graph, config, tmp_path / "whole")
     cut = private_folders(graph, config, tmp_path / "cut")
-    expected = federate(whole, replace(config, out=str(tmp_path / "a")), PLAIN)
+    policies = requiring([*whole, *cut]) if secure else {}
+    expected = federate(whole, replace(config, out=str(tmp_path / "a")), PLAIN, policies=policies)
     out = tmp_path / "b"
 
     def dying(*given: Any) -> Any:
@@ -126,9 +146,9 @@ def test_a_resumed_run_has_the_same_bits_and_costs_no_more(
     def go_on(*_: Any, **named: Any) -> Result:
         return resume_server(out, PLAIN, **named)
 
-    federate(cut, replace(config, out=str(out)), PLAIN, run=die)
+    federate(cut, replace(config, out=str(out)), PLAIN, run=die, policies=policies)
     assert {releases(silo) for silo in cut} == {2}
-    result = federate(cut, config, PLAIN, run=go_on)
+    result = federate(cut, config, PLAIN, run=go_on, policies=policies)
     assert same_bits(weights_of(result), weights_of(expected))
     assert rows_of(result) == rows_of(expected)
     assert {releases(silo) for silo in (*whole, *cut)} == {3}
@@ -190,3 +210,116 @@ def test_a_bound_on_updates_is_refused(make_graph: MakeGraph, tmp_path: Path) ->
     silos = private_folders(make_graph(60), config, tmp_path / "silos")
     with raises_code(ConfigError, "conflicting-options", options=["max_update_norm", "method"]):
         federate(silos, config, replace(PLAIN, update_norm=1.0))
+
+
+def test_a_share_of_the_noise_is_not_enough_without_proofs_of_keys(
+    make_graph: MakeGraph, tmp_path: Path
+) -> None:
+    """The server could invent the silos that add the rest, and take off all masks."""
+    config = config_of(3, **BASE, secure_aggregation=True)
+    silos = private_folders(make_graph(60), config, tmp_path / "silos")
+    with pytest.raises(ConfigError, match="proofs of keys"):
+        federate(silos, config, PLAIN, policies=requiring(silos[1:]))
+    assert not any(releases(silo) for silo in silos)
+
+
+def test_a_round_that_lost_a_silo_is_repeated_by_a_spare_release(
+    make_graph: MakeGraph, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A silo vanishes once its masked values have left: their noise is not used again."""
+    config = config_of(3, **BASE, secure_aggregation=True)
+    silos = private_folders(make_graph(60), config, tmp_path / "silos")
+    real, lost = SummedReply.answer, list[str]()
+    with Proxy() as proxy:
+
+        def answer(own: SummedReply, kind: Type, envelope: Envelope, payload: Payload) -> Any:
+            if kind is Type.CONFIRM and own._name == silos[1].name and not lost:
+                lost.append(own._name)
+                proxy.cut(reset=True)
+                threading.Timer(0.2, proxy.heal).start()
+            return real(own, kind, envelope, payload)
+
+        monkeypatch.setattr(SummedReply, "answer", answer)
+        result = federate(
+            silos,
+            config,
+            PLAIN,
+            keep=True,
+            on_address=proxy.forward_to,
+            reached=lambda folder, at: proxy.address if folder == silos[1] else at,
+            policies=requiring(silos),
+        )
+    assert lost
+    assert result.best_round == config.rounds
+    assert result.privacy is not None
+    assert result.privacy["releases"] == config.rounds + 1
+    assert result.privacy["epsilon"] <= 50
+    for silo in silos:
+        assert releases(silo) == config.rounds + 1
+        (own,) = (silo / "results").glob("*/result.json")
+        assert json.loads(own.read_text())["privacy"] == result.privacy
+
+
+def test_the_name_of_a_run_that_is_over_is_refused(
+    make_graph: MakeGraph, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Under one name the releases of several agreements would count as those of one."""
+    monkeypatch.setattr("silograph.deploy.server.secrets.token_bytes", lambda n: bytes(n))
+    config = config_of(3, **BASE)
+    silos = private_folders(make_graph(60), config, tmp_path / "silos")
+    federate(silos, config, PLAIN)
+    with pytest.raises(ConfigError, match="begin a new run"):
+        federate(silos, replace(config, rounds=20), PLAIN)
+    assert {releases(silo) for silo in silos} == {config.rounds}
+
+
+def test_lost_charges_are_noticed_by_the_audit(make_graph: MakeGraph, tmp_path: Path) -> None:
+    """Without its folder of states a silo would have its whole budget again."""
+    config = config_of(3, **BASE)
+    silos = private_folders(make_graph(60), config, tmp_path / "silos")
+    audits = {silo: {"audit": silo / "audit.jsonl"} for silo in silos}
+    federate(silos, config, PLAIN, own=audits)
+    ledger = silos[1] / "state" / LEDGER
+    whole = ledger.read_bytes()
+    ledger.write_bytes(whole[: whole.index(b"\n") + 1])
+    for missing in (None, ledger, silos[1] / "state" / SECRET):
+        if missing is not None:
+            missing.unlink()
+        with pytest.raises(ConfigError, match="audit file"):
+            federate(silos, config, PLAIN, own=audits)
+    ledger.write_bytes(whole)
+    federate(silos, config, PLAIN, own=audits)
+
+
+def test_a_silo_with_a_budget_and_edges_to_others_does_not_even_connect(
+    make_graph: MakeGraph, tmp_path: Path
+) -> None:
+    """The hashes of its edges would leave in the hello, before it knows of the run."""
+    silos = folders(make_graph(60), config_of(3, **BASE), tmp_path / "silos")
+    policy = SiloPolicy(privacy_budget=PrivacyBudget(epsilon=60.0, delta=1e-5))
+    attendance = Attendance("nowhere.invalid:1", silos[0] / "key.pem", policy=policy, insecure=True)
+    attendance = replace(attendance, secret=silos[0].parent / "secret")
+    with raises_code(ConfigError, "refused-by-policy", rule="cross_edges"):
+        take_part_in_run(read_silo(silos[0]), attendance)
+
+
+def test_a_silo_leaves_at_the_first_call_that_fails(
+    make_graph: MakeGraph, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether training fails can depend on the data, and nothing is charged for it."""
+    config = config_of(3, **BASE)
+    silos = private_folders(make_graph(60), config, tmp_path / "silos")
+    tries = list[object]()
+
+    def fail(*_: object) -> None:
+        tries.append(None)
+        raise ValueError("42 nodes")
+
+    monkeypatch.setattr("silograph.methods.clipped_updates.clipped_updates", fail)
+    lines = list[str]()
+    with pytest.raises(SilographError) as error:
+        federate(silos, config, replace(PLAIN, rejoin=0.5), silo_lines=lines)
+    assert "42" not in str(error.value)
+    assert "ValueError" not in str(error.value)
+    assert len(tries) == len(silos)
+    assert sum("at no charge" in line for line in lines) >= len(silos)

@@ -102,7 +102,8 @@ class SiloPolicy:
         evaluate_clients: `participants`: the silo scores no model of a round that it does not train
             from, but for the last and the best one; `all` sets no limit.
         secure_aggregation: `require`: the silo takes part in runs with secure aggregation only, and
-            masks sums over at least `least_silos`; `any` sets no limit.
+            masks sums over at least `least_silos`; `any` sets no limit, but refuses shares of noise
+            (`OwnData.secure_sums`).
         rows: how many nodes and silos contribute to each exchanged row, at least.
     """
 
@@ -440,7 +441,7 @@ least_silos = 3
 
 # With "require" the silo takes part only where its replies are masked (--secure-aggregation), and
 # makes sure by itself that each sum is over at least least_silos; all silos need one secret file.
-# "any" sets no limit.
+# "any" sets no limit, but refuses runs with both secure aggregation and differential privacy.
 secure_aggregation = "any"
 
 # What all runs of this silo together may cost of differential privacy (--dp-epsilon), such as

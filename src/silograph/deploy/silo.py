@@ -74,7 +74,12 @@ from silograph.federation.session.events import Event, EventCallback, What, log_
 from silograph.federation.session.private_reply import PrivateReplies
 from silograph.federation.session.responder import Responder
 from silograph.federation.session.silo_data import Outcome, Prepared, run_name
-from silograph.federation.session.state_store import StateStore, lock_state_folder, runs_left
+from silograph.federation.session.state_store import (
+    StateStore,
+    has_agreement,
+    lock_state_folder,
+    runs_left,
+)
 from silograph.federation.session.wire import need_packages
 from silograph.graph.block.block import ClientBlock
 from silograph.graph.column_statistics import FEATURES
@@ -406,11 +411,20 @@ class OwnData:
         """Return what the silo agrees to of secure aggregation, None for a run without it.
 
         Raises:
-            ConfigError: its policy requires proofs of keys, for which it has no secret.
+            ConfigError: its policy requires proofs of keys, for which it has no secret; or it does
+                not, but the silo is to add a share of noise only.
         """
         if not config.secure_aggregation:
             return None
         is_required = self.policy.secure_aggregation == "require"
+        if config.dp_unit is not None and not is_required:
+            raise ConfigError(
+                'expected secure_aggregation = "require" in the policy.toml of a silo that adds a '
+                "share of the noise of differential privacy only, got none: without proofs of keys "
+                "the server could invent the silos that add the rest; write it there, or let the "
+                "server run without --secure-aggregation",
+                **mistake("refused-by-policy", "secure_aggregation"),
+            )
         secret = common_secret(self.attendance.secret)
         if secret is None and is_required:
             raise ConfigError(
@@ -466,7 +480,9 @@ class OwnData:
         """Return what adds noise to replies and charges them; None without differential privacy.
 
         Raises:
-            ConfigError: there is nowhere to write charges, or the silo has edges to others.
+            ConfigError: there is nowhere to write charges, the silo has edges to others, or a run
+                of this name is over.
+            CheckpointError: charges are missing.
         """
         if privacy is None:
             return None
@@ -477,13 +493,16 @@ class OwnData:
                 "are written, got none: give --state",
                 **mistake("missing-option", "state"),
             )
-        if len(self.silo.cross.row):
-            raise ConfigError(
-                "expected no edges to other silos in a run with differential privacy, whose hashes "
-                "leave without noise, got some: take them out of this silo's folder",
-                **mistake("refused-by-policy", "cross_edges"),
-            )
+        check_no_cross_edges(self.silo)
         ledger, secret = PrivacyLedger(state), read_or_make_secret(state)
+        ledger.check_complete(audit.charged)
+        names = [run_name(token) for token in runs_left(state) if has_agreement(state, token)]
+        if audit.run not in names and audit.run in ledger.releases(privacy.unit):
+            raise ConfigError(
+                f"expected a run that this silo has charged nothing for yet, got {audit.run}, "
+                f"whose agreement is no longer in {state}: begin a new run",
+                **mistake("refused-by-policy", "privacy_budget"),
+            )
         return PrivateReplies(privacy, ledger, secret, audit.run, audit.record_charge)
 
     def report_line(self, line: str) -> None:
@@ -506,6 +525,16 @@ class OwnData:
                 **mistake("unwritable-path", folder),
             ) from None
         self.report(Event(What.RESULT_STORED, self.silo.name, note=str(folder)))
+
+
+def check_no_cross_edges(silo: Silo) -> None:
+    """Raise `ConfigError` for edges to other silos, whose hashes leave without noise."""
+    if len(silo.cross.row):
+        raise ConfigError(
+            "expected no edges to other silos in a run with differential privacy, whose hashes "
+            "leave without noise, got some: take them out of this silo's folder",
+            **mistake("refused-by-policy", "cross_edges"),
+        )
 
 
 def privacy_facts(privacy: UpdatePrivacy | None) -> dict[str, Any]:
@@ -590,6 +619,8 @@ def take_part_in_run(
         unfinished_runs = () if attendance.state is None else runs_left(attendance.state)
         check_result_folder(attendance.out, [run_name(token) for token in unfinished_runs])
     policy = attendance.policy or NO_POLICY
+    if isinstance(policy.privacy_budget, PrivacyBudget):  # all of its runs have noise
+        check_no_cross_edges(data)
     check_code(policy, {source.name: source.digest for source in attendance.code.sources.values()})
     roots = read_roots(attendance.ca, insecure=attendance.insecure)
     authority = "none: without TLS" if roots is None else digest_of(roots)

@@ -5,6 +5,7 @@ import math
 import stat
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from silograph.core.kinds import Kind
 from silograph.core.payload import Shared, Stacked
 from silograph.evaluation.evaluate import judge_server
 from silograph.federation.frame import Envelope
+from silograph.federation.privacy.accounting import epsilon_of
 from silograph.federation.privacy.budget import (
     CHARGED,
     LEDGER,
@@ -28,6 +30,7 @@ from silograph.federation.privacy.budget import (
     PrivacyLedger,
     read_or_make_secret,
 )
+from silograph.federation.privacy.release import shares_of
 from silograph.federation.privacy.updates import CLIP_UNITS, UpdatePrivacy
 from silograph.federation.program import Call
 from silograph.federation.session.private_reply import PrivateReplies
@@ -44,7 +47,12 @@ def request(value: float) -> dict[str, Shared]:
     return {"weights/w": Shared(torch.full((20,), value))}
 
 
-def replies(folder: Path, run: str = "run", lines: list[Any] | None = None) -> PrivateReplies:
+def replies(
+    folder: Path,
+    run: str = "run",
+    lines: list[Any] | None = None,
+    privacy: UpdatePrivacy = PRIVACY,
+) -> PrivateReplies:
     """As a process that has just started: everything it knows is in the folder."""
     told: list[Any] = [] if lines is None else lines
 
@@ -52,7 +60,7 @@ def replies(folder: Path, run: str = "run", lines: list[Any] | None = None) -> P
         told.append(facts)
 
     ledger, secret = PrivacyLedger(folder), read_or_make_secret(folder)
-    return PrivateReplies(PRIVACY, ledger, secret, run, record)
+    return PrivateReplies(privacy, ledger, secret, run, record)
 
 
 def charges(folder: Path) -> int:
@@ -152,6 +160,36 @@ def test_secret_and_charges_are_their_owners(tmp_path: Path) -> None:
         read_or_make_secret(tmp_path)
 
 
+# --- A name of a run that is used again ----------------------------------------------------------
+
+
+def test_another_scale_of_noise_is_independent_and_charged(tmp_path: Path) -> None:
+    """Else the ratio of two scales would tell the reply from the noise."""
+    one = replies(tmp_path).with_noise(ENVELOPE, request(1), REPLY)
+    for number, privacy in enumerate(
+        (replace(PRIVACY, noise_multiplier=6.0), replace(PRIVACY, releases=11)), 2
+    ):
+        other = replies(tmp_path, privacy=privacy).with_noise(ENVELOPE, request(1), REPLY)
+        both = torch.cat([noised["update/w"].t - REPLY["update/w"].t for noised in (one, other)])
+        assert abs(float(torch.corrcoef(both.double())[0, 1])) < 5 / math.sqrt(20_000)
+        assert charges(tmp_path) == number
+
+
+def test_charges_of_another_agreement_under_the_same_name_count(tmp_path: Path) -> None:
+    for number in range(4):
+        replies(tmp_path).with_noise(ENVELOPE, request(number), REPLY)
+    longer = replace(PRIVACY, noise_multiplier=30.0, releases=1000)
+    total = replies(tmp_path, privacy=longer).epsilon_of_all_runs(1e-5)
+    assert total == pytest.approx(epsilon_of({3.0: 4, 30.0: 1000}, 1e-5))
+    shorter = replace(PRIVACY, releases=2)
+    assert replies(tmp_path, privacy=shorter).epsilon_of_all_runs(1e-5) == pytest.approx(
+        epsilon_of({3.0: 4}, 1e-5)
+    )
+    assert replies(tmp_path).epsilon_of_all_runs(1e-5) == pytest.approx(
+        epsilon_of({3.0: PRIVACY.releases}, 1e-5)
+    )
+
+
 # --- Shares of noise in secure sums --------------------------------------------------------------
 
 
@@ -180,6 +218,33 @@ def test_sums_over_unlike_silos_have_independent_noise(tmp_path: Path) -> None:
     _, fourth = own.with_share(ENVELOPE, request(1), REPLY, SILOS)
     assert fourth != seed
     assert charges(tmp_path) == 3
+
+
+def test_masked_values_that_have_left_are_never_sent_again_with_their_noise(
+    tmp_path: Path,
+) -> None:
+    """Others can unmask a sum without this silo, which a server asks for nothing after that."""
+    own, seeds, values = replies(tmp_path), list[bytes](), list[torch.Tensor]()
+    for _ in range(6):
+        noised, seed = own.with_share(ENVELOPE, request(1), REPLY, SILOS)
+        seeds.append(seed)
+        values.append(noised["update/w"].t)
+    assert len(set(seeds)) == charges(tmp_path) == 6
+    share = PRIVACY.noise_multiplier / math.sqrt(shares_of(len(SILOS), secure=True))
+    mean = torch.stack(values).double().mean(0) / CLIP_UNITS
+    assert float((mean - values[0].double() / CLIP_UNITS).std()) > 0.8 * share
+    # In the next process too; and once it has helped itself, that noise stays.
+    _, seed = replies(tmp_path).with_share(ENVELOPE, request(1), REPLY, SILOS)
+    replies(tmp_path).check_reveal(1, seed, everyone=True)
+    assert replies(tmp_path).with_share(ENVELOPE, request(1), REPLY, SILOS)[1] == seed
+    assert seed not in seeds
+    assert charges(tmp_path) == 7
+    for _ in range(3):
+        other = Envelope("train_clipped", Kind.WEIGHTS, 2, 0)
+        own = replies(tmp_path)
+        own.with_share(other, request(1), REPLY, SILOS)
+    with raises_code(PolicyError, "refused-by-policy", rule="privacy_budget"):
+        replies(tmp_path).with_share(other, request(1), REPLY, SILOS)
 
 
 def test_noise_of_a_sum_over_fewer_silos_is_used_once(tmp_path: Path) -> None:

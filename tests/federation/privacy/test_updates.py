@@ -65,13 +65,16 @@ def test_the_mean_has_a_fixed_denominator() -> None:
 
 @pytest.mark.parametrize("secure", [False, True])
 def test_the_noise_of_the_fewest_survivors_is_all_of_it(secure: bool) -> None:
-    """With shares the least sum that is ever unmasked has the variance that was promised."""
+    """With shares the least sum that is ever unmasked has the variance that was promised.
+
+    Also for a silo of that sum, which subtracts its own share.
+    """
     silos = 10
     reply = {"update/w": Stacked(torch.zeros(silos, 20_000, dtype=torch.int64))}
     noise = SimulatedNoise(PRIVACY, secure=secure)
     ids = [f"silo {n}" for n in range(silos)]
     noised = noise.add(reply, ids, Key.of(3), silos)["update/w"].t
-    fewest = topology_of(silos).threshold if secure else 1
+    fewest = topology_of(silos).threshold - 1 if secure else 1
     assert shares_of(silos, secure=secure) == fewest
     total = noised[:fewest].sum(0).double() / CLIP_UNITS
     expected = PRIVACY.noise_multiplier
@@ -86,3 +89,9 @@ def test_noise_does_not_depend_on_the_order_of_fields() -> None:
     other = add_noise(dict(reversed(fields.items())), 0, b"seed", 100)
     assert all(torch.equal(one[n].t, other[n].t) for n in fields)
     assert not torch.equal(one["a"].t, one["b"].t)
+
+
+def test_a_silo_of_two_adds_all_of_the_noise() -> None:
+    """The other one knows its own share."""
+    assert shares_of(2, secure=True) == 1
+    assert all(shares_of(n, secure=True) == topology_of(n).threshold - 1 for n in range(3, 120))

@@ -1,5 +1,6 @@
 """Differential privacy of a run: its settings, its noise, and what cannot have the guarantee."""
 
+import math
 from collections.abc import Iterator, Mapping
 
 from silograph.aggregation.aggregators import MEAN
@@ -14,6 +15,7 @@ from silograph.methods import METHODS
 from silograph.selection.round_robin import ROUND_ROBIN
 
 CLIP = 1.0
+ROUNDS_FOR_A_SPARE = 10
 NEEDED = ("dp_epsilon", "dp_delta", "dp_unit")
 Exclusion = tuple[bool, str, tuple[str, ...]]
 
@@ -42,6 +44,15 @@ def clip_of(config: RunConfig) -> float | None:
     return (config.dp_clip or CLIP) if config.dp_unit is not None else None
 
 
+def spare_releases(config: ResolvedConfig) -> int:
+    """Return how many releases a run may have besides one for each round.
+
+    A silo's noise is in one secure sum only, so a round that is repeated after a silo was lost is
+    released anew: once for every ten rounds. Without secure aggregation a silo repeats its reply.
+    """
+    return math.ceil(config.rounds / ROUNDS_FOR_A_SPARE) if config.secure_aggregation else 0
+
+
 def privacy_of(config: ResolvedConfig) -> UpdatePrivacy | None:
     """Return how updates are clipped and noised; None without differential privacy.
 
@@ -56,13 +67,14 @@ def privacy_of(config: ResolvedConfig) -> UpdatePrivacy | None:
     assert config.dp_epsilon is not None  # see `has_privacy`
     assert config.dp_delta is not None
     assert config.dp_clip is not None
+    releases = config.rounds + spare_releases(config)
     return UpdatePrivacy(
         unit=config.dp_unit,
         epsilon=config.dp_epsilon,
         delta=config.dp_delta,
         clip=config.dp_clip,
-        noise_multiplier=noise_multiplier_for(config.dp_epsilon, config.dp_delta, config.rounds),
-        releases=config.rounds,
+        noise_multiplier=noise_multiplier_for(config.dp_epsilon, config.dp_delta, releases),
+        releases=releases,
     )
 
 

@@ -26,7 +26,7 @@ from silograph.exchange.collect import collect, local_graph
 from silograph.experiment.report import write_report
 from silograph.experiment.report.reading import size_text
 from silograph.experiment.resolve.data import Cut, clients_block
-from silograph.experiment.resolve.privacy import privacy_of
+from silograph.experiment.resolve.privacy import privacy_of, spare_releases
 from silograph.experiment.resolve.resolve import DTYPES
 from silograph.experiment.resolve.user_code import absolute, import_spec, names_file
 from silograph.experiment.result_files import ALL_BIASES, FACT, MODELS, VIRTUAL, Row, frame_of
@@ -226,12 +226,16 @@ class Result:
 
     @property
     def privacy(self) -> dict[str, Any] | None:
-        """What the rounds of the run have cost by differential privacy; None without it."""
+        """What the run has cost at most by differential privacy; None without it.
+
+        Spare releases count in full: only the silos know which rounds were released twice.
+        """
         privacy = privacy_of(self.config)
         if privacy is None:
             return None
         rounds = max((record.round for record in self.ledger.records), default=0)
-        return spent_facts(privacy, {privacy.noise_multiplier: rounds})
+        releases = rounds + spare_releases(self.config) if rounds else 0
+        return spent_facts(privacy, {privacy.noise_multiplier: releases})
 
     @property
     def metric(self) -> Metric:
@@ -503,10 +507,12 @@ class Result:
         spent = self.privacy
         if spent is None:
             return
-        rounds = count_of(spent["releases"], "round")
+        releases = count_of(spent["releases"], "release")
+        spare = spare_releases(self.config)
+        releases += f", of which {spare} for rounds that are repeated" if spare else ""
         yield (
             f"differential privacy of a {spent['unit']}: epsilon {spent['epsilon']:.4g} at delta "
-            f"{spent['delta']:g} after {rounds} (noise multiplier {spent['noise_multiplier']:.4g})"
+            f"{spent['delta']:g} of {releases} (noise multiplier {spent['noise_multiplier']:.4g})"
         )
         if self.cut is not None:
             yield "scores are measured outside this guarantee, and the noise follows from the seed"

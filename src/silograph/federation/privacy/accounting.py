@@ -4,7 +4,11 @@ Each release adds noise of `noise_multiplier` times its sensitivity in the Eucli
 accountant composes their Renyi divergences (Mironov, "Renyi differential privacy", CSF 2017), which
 for the discrete Gaussian are at most those of the continuous one (Canonne, Kamath and Steinke 2020,
 proposition 5). So epsilon holds for integer noise as well; curves of privacy loss (PLD) of the
-continuous Gaussian would be slightly lower, but are not proved for it.
+continuous Gaussian would be slightly lower, but are not proved for it. A sum of shares of noise is
+no discrete Gaussian itself: its divergence has an extra term (Kairouz, Liu and Steinke, "The
+distributed discrete Gaussian mechanism for federated learning with secure aggregation", ICML 2021,
+theorem 1), which falls with exp(-pi^2 sigma^2). A share's sigma is dozens of units of the grid at
+least, so that term is far below any delta.
 
 Neighbors are federations with and without one silo (*add or remove*): a silo that is removed sends
 zeros. Replacing the data of a silo by other data is two such steps.
@@ -74,7 +78,7 @@ def noise_multiplier_for(epsilon: float, delta: float, releases: int) -> float:
     """
     if epsilon_of({MOST_MULTIPLIER: releases}, delta) > epsilon:
         raise ConfigError(
-            f"dp_epsilon: expected a larger value for {releases} rounds, got {epsilon:g}, which "
+            f"dp_epsilon: expected a larger value for {releases} releases, got {epsilon:g}, which "
             f"needs noise of more than {MOST_MULTIPLIER:g} times the clip: raise dp_epsilon or "
             "dp_delta",
             **mistake("option-value", "dp_epsilon", epsilon),

@@ -11,6 +11,7 @@ noise from everything that has left.
 import json
 import os
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -111,6 +112,22 @@ class PrivacyLedger:
             ) from None
         self._charges.append(charge)
         self._events.add((charge.event, charge.noise))
+
+    def check_complete(self, recorded: Mapping[str, Mapping[str, Any]]) -> None:
+        """Raise `CheckpointError` if charges are missing that another file has.
+
+        Args:
+            recorded: unit and number of releases by run.
+        """
+        for run, spent in recorded.items():
+            count = self.releases(spent["unit"]).get(run, Counter[float]()).total()
+            if count < spent["releases"]:
+                raise CheckpointError(
+                    f"expected {spent['releases']} charges of run {run} in {self._path}, as the "
+                    f"audit file has, got {count}: give the --state of earlier runs, or restore "
+                    "the file; without it the silo does not know what it has spent",
+                    **mistake("damaged-file", self._path),
+                )
 
     def releases(self, unit: str) -> dict[str, Counter[float]]:
         """Return the number of charges of a unit by run and noise multiplier."""

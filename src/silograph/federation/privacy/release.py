@@ -34,9 +34,10 @@ def shares_of(silos: int, *, secure: bool) -> int:
     """Return how many silos share the noise of a sum over `silos`: the fewest that may be left.
 
     Without secure aggregation the server sees each silo's reply, so each has all of the noise. With
-    it a sum of fewer silos than the threshold is never unmasked.
+    it a sum of fewer silos than the threshold is never unmasked. Every silo gets the new model and
+    can subtract its own share, so the shares of one silo less are enough.
     """
-    return topology_of(silos).threshold if secure else 1
+    return max(1, topology_of(silos).threshold - 1) if secure else 1
 
 
 class SimulatedNoise:

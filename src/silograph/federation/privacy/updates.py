@@ -38,7 +38,8 @@ class UpdatePrivacy:
         delta: probability that the bound does not hold.
         clip: C, largest Euclidean norm of a silo's update.
         noise_multiplier: scale of the noise of a released sum, as a multiple of C.
-        releases: sums that the run releases, one for each round.
+        releases: sums that the run may release: one for each round, and spare ones for rounds that
+            are repeated.
     """
 
     unit: str

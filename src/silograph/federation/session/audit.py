@@ -491,6 +491,12 @@ class RunAudit:
         return self._run
 
     @property
+    def charged(self) -> Mapping[str, Mapping[str, Any]]:
+        """What runs had cost of the privacy budget when this process began, by run."""
+        runs = self._audit.runs.values()
+        return {each.run: each.spent for each in runs if each.spent is not None}
+
+    @property
     def others(self) -> tuple[int, int]:
         """How many other runs the silo has agreed to: of anybody, and of this server.
 

@@ -1,16 +1,17 @@
 """A silo's half of differential privacy in a session: what may leave, noise, and charges.
 
-Noise is keyed by the silo's secret together with the run, the round, the op and digests of the
-request and of the reply without noise. So the same request gets the same reply, at no further cost,
-also in a resumed run. Any other request, or any other reply to the same one, has noise that is
-independent of all before, and is charged. Two replies with the same noise and different values,
-whose difference would show both, cannot leave.
+Noise is keyed by the silo's secret together with the run, its scale, the round, the op and digests
+of the request and of the reply without noise. So the same request gets the same reply, at no
+further cost, also in a resumed run. Any other request, or any other reply to the same one, has
+noise that is independent of all before, and is charged. Two replies with the same noise and
+different values, whose difference would show both, cannot leave.
 
 In a secure sum the noise of a silo is a share. It also depends on the silos of the sum. A server
 that had the same round summed twice, once without a silo, would get the difference of two sums with
-the same noise: that silo's values with its share alone. So noise that was in a sum over fewer
-silos than began it is not used again, and noise that was in a sum over all of them is revealed in
-no other sum.
+the same noise: that silo's values with its share alone. And a sum can be unmasked without this
+silo, once its masked values have left. So noise in masked values is used once, unless this silo
+itself has helped to unmask it in a sum over all silos that began it; then it is revealed in no
+other sum.
 """
 
 from collections import Counter
@@ -75,7 +76,7 @@ class PrivateReplies:
             inbox: what the silo was called with.
             reply: clipped integers.
         """
-        seed = self._seed(envelope, inbox, reply)
+        seed = self._seed(envelope, inbox, reply, 1)
         self._charge(envelope.round, seed)
         return add_noise(reply, 0, seed, self._privacy.sigma())
 
@@ -90,15 +91,20 @@ class PrivateReplies:
             reply: clipped integers.
             silos: that begin the sum.
         """
+        shares, about = shares_of(len(silos), secure=True), "\n".join(sorted(silos))
         attempt = 0
         while True:
-            seed = self._seed(envelope, inbox, reply, "\n".join(sorted(silos)), attempt)
-            if not self._ledger.has(USED, _name_of(seed)):
+            seed = self._seed(envelope, inbox, reply, shares, about, attempt)
+            if self._may_leave(_name_of(seed)):
                 break
             attempt += 1
         self._charge(envelope.round, seed)
-        sigma = self._privacy.sigma(shares_of(len(silos), secure=True))
-        return add_noise(reply, 0, seed, sigma), seed
+        return add_noise(reply, 0, seed, self._privacy.sigma(shares)), seed
+
+    def _may_leave(self, noise: str) -> bool:
+        """Whether noise is new, or was revealed in sums over all silos alone."""
+        has = self._ledger.has
+        return not has(CHARGED, noise) or (has(REVEALED, noise) and not has(USED, noise))
 
     def check_reveal(self, number: int, seed: bytes, *, everyone: bool) -> None:
         """Write down that a sum with some noise is unmasked.
@@ -121,12 +127,15 @@ class PrivateReplies:
             )
 
     def epsilon_of_all_runs(self, delta: float) -> float:
-        """Return what all runs cost at delta, this one counted to its end."""
-        total = Counter({self._privacy.noise_multiplier: self._privacy.releases})
-        for run, releases in self._ledger.releases(self._privacy.unit).items():
-            if run != self._run:
-                total += releases
-        return epsilon_of(total, delta)
+        """Return what all runs cost at delta, this one counted to its end.
+
+        Charges under this run's name with another noise multiplier add to it.
+        """
+        multiplier, most = self._privacy.noise_multiplier, self._privacy.releases
+        by_run = self._ledger.releases(self._privacy.unit)
+        own = by_run.pop(self._run, Counter[float]())
+        own[multiplier] = max(own[multiplier], most)
+        return epsilon_of(sum(by_run.values(), own), delta)
 
     def spent(self) -> dict[str, Any]:
         """Return what the run has cost this silo so far."""
@@ -138,11 +147,16 @@ class PrivateReplies:
         envelope: Envelope,
         inbox: Payload,
         reply: Payload,
+        shares: int,
         silos: str = "",
         attempt: int = 0,
     ) -> bytes:
+        """Return the seed of noise; other scales have other noise, lest a ratio show the reply."""
         request = {name: field for name, field in inbox.items() if isinstance(field, Shared)}
-        about = f"{envelope.op} {envelope.round} {envelope.step} {attempt}\n{silos}".encode()
+        scale = self._privacy.noise_multiplier, self._privacy.releases, shares
+        about = (
+            f"{envelope.op} {envelope.round} {envelope.step} {attempt} {scale}\n{silos}".encode()
+        )
         seed = self._key.copy()
         for part in (about, digest_of_fields(request), digest_of_fields(reply)):
             seed.update(len(part).to_bytes(8, "little") + part)

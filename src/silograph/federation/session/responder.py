@@ -467,9 +467,17 @@ class Responder:
             if begins:
                 self._bounds.check_repeats(self.audit.repeats_with(envelope.round))
             body = self._run(prepared, call, agreed_call, envelope, inbox, begins=begins)
-        except Exception:
+        except Exception as error:
             course.mark_failed()
-            raise
+            if prepared.private is None or isinstance(error, PolicyError):
+                raise
+            self._refuse(error)
+            raise PolicyError(
+                "expected calls that do not fail in a run with differential privacy, where a "
+                f"failure would tell of the data at no charge, got one of {op.__name__}: the silo "
+                "leaves the run",
+                **mistake("refused-by-policy", "differential privacy"),
+            ) from None
         self._scored.record(agreed_call, envelope.round, digest, closes=closes)
         return body
 

@@ -75,6 +75,11 @@ def runs_left(folder: Path) -> list[bytes]:
     return [bytes.fromhex(name) for name in names if re.fullmatch("(?:[0-9a-f]{2})+", name)]
 
 
+def has_agreement(folder: Path, run: bytes) -> bool:
+    """Whether a silo's folder has what it agreed to in a run that is not over, by its token."""
+    return (folder / run.hex() / AGREED).exists()
+
+
 class StateStore:
     """States of one run at one silo.
 

@@ -111,6 +111,7 @@ class SummedReply:
             history=summing.history,
         )
         self._silos: list[str] = []
+        self._most_silos = sums.silos
         self._holders: list[str] = []
 
     def keys(self) -> tuple[Envelope, Payload]:
@@ -132,6 +133,12 @@ class SummedReply:
         answer = replace(self._envelope, kind=STEPS[kind] or self._envelope.kind)
         if kind is Type.SHARE:
             self._silos, seed, keys = read_all_keys(payload, self._name)
+            if len(self._silos) > self._most_silos:
+                raise ProtocolError(
+                    f"expected a sum over at most {self._most_silos} silos, as agreed, got one "
+                    f"over {len(self._silos)}",
+                    **mistake("call-not-agreed", envelope.round),
+                )
             self._holders = holders_of(self._name, self._silos, seed)
             return answer, dealt_payload(self._sum.share(keys, self._silos, seed))
         if kind is Type.MASK:
