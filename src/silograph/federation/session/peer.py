@@ -3,7 +3,6 @@
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
 
 from silograph.core.errors import FrameError, ProtocolError
@@ -24,8 +23,6 @@ from silograph.federation.session.message import (
 )
 from silograph.federation.session.wire import SHORT
 
-NO_FACTS: Mapping[str, Any] = MappingProxyType({})
-
 
 class LostError(ProtocolError):
     """A silo is gone, late, or sent an invalid answer; the message is one line.
@@ -36,10 +33,13 @@ class LostError(ProtocolError):
     """
 
     def __init__(
-        self, line: str, cause: Cause = Cause.GARBAGE, facts: Mapping[str, Any] = NO_FACTS
+        self,
+        line: str,
+        cause: Cause = Cause.GARBAGE,
+        facts: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__(line)
-        self.cause, self.facts = cause, facts
+        self.cause, self.facts = cause, dict(facts or {})
 
 
 class Arrived(NamedTuple):
