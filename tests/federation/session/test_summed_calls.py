@@ -127,7 +127,9 @@ def test_a_sparse_sum_has_the_bits_and_the_ledger_of_a_simulation(
     here.start_round(1)
     assert same(result_of(fed), result_of(here))
     assert fed.ledger.records == here.ledger.records
-    # One sends no keys, one another seed of the order, one no shares.
+    # In another run, for the values are the same: one sends no keys, one another seed of the
+    # order, one no shares.
+    fed, links = secure_session(built, sums=proofs)
     late, liar, lost = fed.ids[5], fed.ids[9], fed.ids[20]
     vanishing(links[late], Type.CALL)
     vanishing(links[lost], Type.SHARE)
