@@ -235,6 +235,7 @@ def privacy_table() -> str:
         for call in {call.op.__name__: call for call in calls_in(program)}.values():
             content = "nothing" if not call.reply_specs else "zeros, whatever the data"
             content = "clipped integers with noise" if is_noised(call.op) else content
+            assert is_noised(call.op) or not call.reply_specs or call.reply_kind is Kind.EVALUATION
             fields = joined({f"`{n}`" for n in names_of(call.reply_specs)})
             row = call.op.__name__, str(call.reply_kind), fields, content
             rows.setdefault(row, []).append(f"`{name}`")

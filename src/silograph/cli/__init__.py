@@ -372,7 +372,7 @@ def shard_command(
     inputs: CommandInputs,
     out: Annotated[Path, flag("--out", "folder to make, with a file for each client")],
 ) -> None:
-    """Cut a graph and write one file a client, for runs that hold no more than they train."""
+    """Cut a graph and write one file for each client, read when the client is called."""
     from silograph.experiment.run.shard import shard
 
     shards = shard(config=replace(inputs.config, out=str(out)))

@@ -264,8 +264,8 @@ class RunConfig:
     min_silos_per_row: Contributors = setting(
         "Training",
         1,
-        "least number of silos behind each sum of rows; others are left out, by the server or with "
-        "secure_aggregation by silos (methods that exchange sums)",
+        "least number of silos that contribute to a sum of rows; smaller sums are left out by the "
+        "server, or by the silos with secure_aggregation (methods that exchange sums)",
     )
     batch_size: Count | None = setting(
         "Training", None, "training nodes in a local step (default: all of a client)"
@@ -356,7 +356,6 @@ class RunConfig:
         None,
         "with dp_unit=silo: largest norm of a silo's update, to which larger ones are scaled "
         "(default: 1)",
-        tune=log(1e-2, 1e2),
     )
     metric: str | None = setting(
         "Results",

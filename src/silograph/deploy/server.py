@@ -523,6 +523,12 @@ def with_evaluate_clients(config: RunConfig) -> RunConfig:
 def check_run(config: RunConfig, server_settings: ServerSettings | None = None) -> None:
     """Raise `ConfigError` for a run that silos or this server cannot do, before waiting for any."""
     method = choose(config).method.part
+    if server_settings is not None and server_settings.share_audit_heads and config.dp_unit:
+        raise ConfigError(
+            "--share-audit-heads cannot be used with --dp-unit, because silos send nothing without "
+            "noise: leave one of them out",
+            **mistake("conflicting-options", ["share_audit_heads", "dp_unit"]),
+        )
     check_device_name(config.device)
     check_deployable(config, method)
     check_declared(config, method)

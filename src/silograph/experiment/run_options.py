@@ -142,8 +142,8 @@ class StudyOptions(TypedDict, total=False):
     """least number of own nodes behind each row that a silo sends; others are left out (methods
     that exchange sums)"""
     min_silos_per_row: int
-    """least number of silos behind each sum of rows; others are left out, by the server or with
-    secure_aggregation by silos (methods that exchange sums)"""
+    """least number of silos that contribute to a sum of rows; smaller sums are left out by the
+    server, or by the silos with secure_aggregation (methods that exchange sums)"""
     batch_size: int | None
     """training nodes in a local step (default: all of a client)"""
     fanout: str | None

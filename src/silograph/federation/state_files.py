@@ -75,12 +75,14 @@ def check_file(file: StateFile) -> None:
             hasher = hashlib.file_digest(stream, lambda: hashlib.blake2b(digest_size=_DIGEST_BYTES))
     except OSError as error:
         raise CheckpointError(
-            f"expected {file.path.name}, got: {error.strerror}",
+            f"expected {file.path}, got: {error.strerror}: restore it, or resume from an earlier "
+            "checkpoint",
             **mistake("damaged-file", file.path),
         ) from None
     if hasher.hexdigest() != file.digest:
         raise CheckpointError(
-            f"{file.path.name}: expected the states of the checkpoint, got others",
+            f"{file.path}: expected the states of the checkpoint, got others: restore it, or "
+            "resume from an earlier checkpoint",
             **mistake("damaged-file", file.path),
         )
 
@@ -99,5 +101,8 @@ def state_files(folder: Path, number: int, digests: Mapping[str, str]) -> list[S
     form = re.compile(rf"{STATES}-{number:09d}-\d{{6,}}{re.escape(WHOLE)}")
     for name in digests:
         if not form.fullmatch(name):
-            raise CheckpointError(f"expected files of states of round {number}, got {name!r}")
+            raise CheckpointError(
+                f"expected files of states of round {number}, got {name!r}",
+                **mistake("damaged-file", folder / name),
+            )
     return [StateFile(folder / name, number, digest) for name, digest in digests.items()]

@@ -4,8 +4,9 @@ The oracle is the plain sum modulo 2^64.
 """
 
 import itertools
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -312,14 +313,15 @@ def test_a_silo_sums_over_as_many_silos_as_it_says(least: int, silos: int) -> No
 
 def test_keys_of_others_are_refused() -> None:
     names = names_of(3)
-    for change in (
-        lambda keys: keys | {"silo1": keys["silo2"]},  # one twice
-        lambda keys: keys | {"silo0": keys["silo1"]},  # not its own
-        lambda keys: {n: k for n, k in keys.items() if n != "silo1"},
-    ):
+    changes: list[tuple[Callable[[dict[str, Any]], dict[str, Any]], str]] = [
+        (lambda keys: keys | {"silo1": keys["silo2"]}, "silo2"),  # one twice
+        (lambda keys: keys | {"silo0": keys["silo1"]}, ""),  # not its own
+        (lambda keys: {n: k for n, k in keys.items() if n != "silo1"}, ""),
+    ]
+    for change, silo in changes:
         silos = {name: SiloSum(name, ABOUT) for name in names}
         keys = {name: silo.advertise() for name, silo in silos.items()}
-        with pytest.raises(SumError):
+        with raises_code(SumError, "secure-sum", silo=silo):
             silos["silo0"].share(change(keys), names)
 
 

@@ -182,7 +182,7 @@ def comparison_runs(folder: str | os.PathLike[str]) -> list[Path]:
     check_regular(Path(folder) / COMPARISON)
     if not (Path(folder) / COMPARISON).is_file():
         return []
-    # A run that is over and lacks its first file is no reason to leave it out in silence.
+    # A finished run without run.json is found by its result: reported as damaged, and not skipped.
     of_runs = (
         path.parent for n in (ABOUT, RESULT) for path in Path(folder).glob(f"runs/[!.]*/{n}")
     )

@@ -655,18 +655,6 @@ class SimulatedRun:
     workers: int | None
     shards: Shards | None = None
 
-    @property
-    def cut(self) -> Cut:
-        """The graph and how it was cut, in memory."""
-        assert self.simulated is not None  # nobody asks where it is in shards
-        return self.simulated
-
-    @property
-    def block(self) -> ClientBlock:
-        """All clients, in memory."""
-        assert isinstance(self.clients, ClientBlock)  # nobody asks where they are in shards
-        return self.clients
-
 
 def resolve_simulation(
     user_config: RunConfig,

@@ -159,17 +159,23 @@ def set_up(run: SimulatedRun) -> Setup:
         LOG.warning(line)
     keep_freed_memory()
     federation, shards = make_engine(run), run.shards
+    if run.simulated is not None:
+        graph = run.simulated.graph
+        schema, feature_names = schema_of(graph), graph.feature_names
+    else:
+        assert shards is not None
+        schema, feature_names = shards.schema, shards.feature_names
     return Setup(
         config,
         run.resolved.parts,
-        schema_of(run.cut.graph) if shards is None else shards.schema,
+        schema,
         method_config,
         federation,
         run.resolved.device,
         run.simulated,
         run.server_block,
         run.edge_weights,
-        run.cut.graph.feature_names if shards is None else shards.feature_names,
+        feature_names,
         run.sums,
         why_torch=run.resolved.why_torch,
         shards=shards,

@@ -14,7 +14,7 @@ from silograph.experiment.resolve.resolve import RunRequest, SimulatedRun, parse
 from silograph.experiment.resolve.run_request import IN_SHARDS
 from silograph.experiment.run.result_folder import figures_of, sizes_of
 from silograph.experiment.run_options import RunOptions
-from silograph.graph.block.block import SparseRows
+from silograph.graph.block.block import ClientBlock, SparseRows
 from silograph.graph.silos.shards import Shards, read_shards, write_clients, write_manifest
 
 
@@ -103,7 +103,9 @@ def _check(request: RunRequest) -> None:
 
 def _write_clients(run: SimulatedRun, folder: Path) -> Shards:
     """Write the clients of a run, and return what the manifest says of them."""
-    block, cut, config = run.block, run.cut, run.resolved.config
+    block, cut, config = run.clients, run.simulated, run.resolved.config
+    assert isinstance(block, ClientBlock)  # the graph is in memory
+    assert cut is not None
     graph, copies = cut.graph, cut.partition.copies
     weighted = run.edge_weights is not None
     settings = {name: getattr(config, name) for name in IN_SHARDS}

@@ -8,6 +8,7 @@ The secret (32 bytes, readable by its owner only) keys the noise. Whoever has it
 noise from everything that has left.
 """
 
+import errno
 import json
 import os
 from collections import Counter
@@ -100,14 +101,14 @@ class PrivacyLedger:
                 size = os.fstat(file.fileno()).st_size
                 if file.write(line) != len(line):
                     file.truncate(size)
-                    raise OSError(None, "No space left on device")
+                    raise OSError(errno.EIO, "only a part was written")
                 os.fsync(file.fileno())
             if is_new:
                 sync_folder(self._path.parent)
         except OSError as error:
             raise PolicyError(
-                f"expected to write the charge of a reply to {self._path}, got: {error.strerror}: "
-                "the silo leaves the run",
+                f"expected to write the charge of a reply to {self._path}, got: {error.strerror}. "
+                "The silo leaves the run: free space or permit writing, then start it again",
                 **mistake("unwritable-path", self._path),
             ) from None
         self._charges.append(charge)

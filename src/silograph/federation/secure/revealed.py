@@ -5,12 +5,12 @@ be combined so that the values of one silo are left: of AB, AC and BC, or of all
 the others. Silos see only the sums that they are in. So each one unmasks sums of one set of silos,
 and any other set that it is in is refused.
 
-A sum can also be unmasked without a silo that is in it. So a silo writes down whom it has masked
-its values with before these leave. Later it helps to unmask another sum of the same values only if
-so many silos have confirmed that one that too few are left to have unmasked the earlier one: nobody
-confirms a sum who has helped to unmask one of other silos. Hence of all sums that are unmasked the
-silos that unmask the last one, more than two thirds of it, are in no earlier one of other silos. In
-sparse graphs a silo hears of its partners only, and others in each sum, so there it does not ask.
+A sum can be unmasked without a silo whose values are in it, because enough other silos reveal
+shares. So a silo also records with whom it masked its values, before these leave. Before it helps
+with another sum of these values, it counts the recorded silos that have not confirmed that other
+sum. If they are enough to have unmasked the first sum, it refuses. A silo that has unmasked one sum
+never confirms a sum over other silos. In sparse graphs a silo hears of its partners only, and these
+differ from sum to sum, so there this check is not made.
 
 Sums are of the same values if they belong to the same call of a round, or if this silo's values are
 the same numbers, not all 0: a server may ask for the same in several rounds.

@@ -414,7 +414,7 @@ def _direction(partner: Partner, *, is_own: bool) -> bytes:
 def _row_stream(key: bytes, call: int, place: np.ndarray, words: np.ndarray) -> np.ndarray:
     """Return the key stream of an owner's rows at some places (k,), of the form of words (_, D)."""
     width, rows = words.shape[1], int(place.max(initial=-1)) + 1
-    # Of a row that nobody has asked for the stream is made, too: ChaCha20 makes 1 GB in a second.
+    # Made up to the last wanted row, and the rest is discarded: ChaCha20 makes 1 GB in a second.
     seed = derive_key(key, b"rows of call " + str(call).encode())
     octets = expand_mask(seed, -(-rows * width * words.itemsize // 8)).view(np.uint8)
     stream = octets[: rows * width * words.itemsize].view(words.dtype).reshape(rows, width)

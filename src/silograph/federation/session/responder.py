@@ -282,7 +282,10 @@ class Responder:
                 self._finish(message.body)
             case Type.HEAD:
                 if self._require_start("HEAD").private is not None:
-                    raise ProtocolError("expected no HEAD with differential privacy, got one")
+                    raise ProtocolError(
+                        "a silo does not send its audit head in a run with differential privacy: "
+                        "run the server without --share-audit-heads"
+                    )
                 return Type.DONE, facts_body(self.audit.sign_head())
             case Type.HEADS:
                 self._require_start("HEADS")
@@ -473,9 +476,8 @@ class Responder:
                 raise
             self._refuse(error)
             raise PolicyError(
-                "expected calls that do not fail in a run with differential privacy, where a "
-                f"failure would tell of the data at no charge, got one of {op.__name__}: the silo "
-                "leaves the run",
+                f"a call of {op.__name__} failed. In a run with differential privacy a failure may "
+                "reveal data at no charge, so the silo leaves the run; the line before says why",
                 **mistake("refused-by-policy", "differential privacy"),
             ) from None
         self._scored.record(agreed_call, envelope.round, digest, closes=closes)

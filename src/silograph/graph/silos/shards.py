@@ -13,7 +13,7 @@ C: clients. n: rows of a client.
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
@@ -159,22 +159,17 @@ class Shards:
 # --- Writing --------------------------------------------------------------------------------------
 
 
-def write_clients(
-    folder: Path, block: ClientBlock, report: Callable[[str], None] = lambda _: None
-) -> ShardedClients:
+def write_clients(folder: Path, block: ClientBlock) -> ShardedClients:
     """Write one file for each client of a block.
 
     Args:
         folder: where; it is there.
         block: C clients, on the CPU.
-        report: called with a line now and then.
     """
     files = []
     for number in range(block.num_clients):
         tensors = block_tensors(block.take(torch.tensor([number])))
         files.append(_write_tensors(folder, f"{number:06d}.safetensors", tensors))
-        if number % 100 == 99:
-            report(f"client {number + 1}/{block.num_clients}")
     return ShardedClients(folder, block.ids, block.off, tuple(files))
 
 
