@@ -22,9 +22,11 @@ from silograph.graph.block.block import ClientBlock, Route
 from silograph.graph.graph import Graph
 from silograph.nn import kernel_block
 from silograph.nn import kernel_block as kernel_model
-from silograph.nn.fit import Schedule
+from silograph.nn.backends import COMPILED
+from silograph.nn.fit import Schedule, Training
 from silograph.nn.mini_batches import FULL, Fanout, Reached, batches
 from silograph.nn.model import Model
+from silograph.nn.optim import SGD
 from silograph.task.counts import node_loss
 
 pytest.importorskip("numba")
@@ -315,3 +317,17 @@ def test_a_change_in_any_file_of_the_kernels_compiles_them_anew(tmp_path: Path) 
     masks = package / "nn" / "kernels" / "masks.py"
     masks.write_text(masks.read_text() + "\n# changed\n")
     assert [misses(), misses()] == ["1", "0"]
+
+
+def test_steps_without_data_see_weights_that_are_written_in_place() -> None:
+    """Results are kept for weights of the same bits, which torch does not see NumPy change."""
+    model, optimizer = Model("gcn", 2, 2, 1, 2, 0.0, "multiclass"), SGD(0.1, 0.5)
+    training = Training(model, optimizer, Schedule(1))
+    start = torch.arange(6.0).reshape(2, 3)
+    for _ in range(2):
+        for steps in (1, 2):
+            fresh = COMPILED.untouched_rows_after(
+                Training(model, optimizer, Schedule(1)), start.clone(), steps
+            )
+            assert torch.equal(COMPILED.untouched_rows_after(training, start, steps), fresh)
+        start.numpy()[0, 0] += 1
