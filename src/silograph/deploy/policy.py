@@ -75,10 +75,12 @@ class PrivacyBudget:
     Attributes:
         epsilon: at `delta`.
         delta: probability that the bound does not hold.
+        unit: what the runs must hide: whether the whole `silo` takes part, or a `node` of it.
     """
 
     epsilon: Annotated[float, Field(gt=0, allow_inf_nan=False)]
     delta: Annotated[float, Field(gt=0, lt=1)]
+    unit: Literal["silo", "node"] = "silo"
 
 
 @checked_dataclass(frozen=True, config=STRICT, kw_only=True)
@@ -272,6 +274,14 @@ def _broken_budget(policy: SiloPolicy, run: ProposedRun) -> Iterator[ConfigError
             "a run without it",
             "let the server run with --dp-epsilon, --dp-delta and --dp-unit, or leave "
             "privacy_budget out there",
+        )
+    elif run.config.dp_unit != budget.unit:
+        yield _refusal(
+            "privacy_budget",
+            f"differential privacy of a {budget.unit}",
+            f"a run with that of a {run.config.dp_unit}",
+            f"let the server run with --dp-unit {budget.unit}, or change unit in privacy_budget "
+            "there",
         )
     elif run.spent > budget.epsilon:
         yield _refusal(

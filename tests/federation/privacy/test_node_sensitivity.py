@@ -1,5 +1,7 @@
 """Laws of the bound on subgraphs that one node can change."""
 
+from itertools import pairwise
+
 import pytest
 
 from silograph.federation.privacy.node_sensitivity import (
@@ -24,6 +26,6 @@ def test_the_bound_is_that_of_a_tree(degree: int, hops: int) -> None:
 
 def test_more_edges_or_hops_change_more() -> None:
     bounds = [[most_changed_subgraphs(degree, hops) for hops in (1, 2, 3)] for degree in (2, 3, 4)]
-    for row, next_row in zip(bounds, bounds[1:], strict=False):
+    for row, next_row in pairwise(bounds):
         assert all(a < b for a, b in zip(row, next_row, strict=True))
         assert row == sorted(set(row))

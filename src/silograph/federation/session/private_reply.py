@@ -121,11 +121,18 @@ class PrivateReplies:
             )
 
     def epsilon_of_all_runs(self, delta: float) -> float:
-        """Return what all runs cost at delta, this one counted to its end."""
+        """Return what all runs cost at delta, this one counted to its end.
+
+        Of a node also what runs that hide whole silos have cost: with another node an update is
+        another one, which moves the sum by twice the clip.
+        """
         total = Counter({self._privacy.noise_multiplier: self._privacy.releases})
         for run, releases in self._ledger.releases(self._privacy.unit).items():
             if run != self._run:
                 total += releases
+        if self._privacy.unit == "node":
+            for releases in self._ledger.releases("silo").values():
+                total += Counter({scale / 2: count for scale, count in releases.items()})
         return epsilon_of(total, delta)
 
     def spent(self) -> dict[str, Any]:
