@@ -455,7 +455,8 @@ secure_aggregation = "any"
 
 # What all runs of this silo together may cost of differential privacy (--dp-epsilon), such as
 # { epsilon = 8.0, delta = 1e-5 }; privacy.jsonl in the folder of states counts it, and runs without
-# differential privacy are refused then. "any" sets no limit.
+# differential privacy of silos are refused then (with unit = "node": of nodes). "any" sets no
+# limit.
 privacy_budget = "any"
 
 # What the server gets when models are evaluated on this silo's validation and test nodes: "none"
