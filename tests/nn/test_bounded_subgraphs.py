@@ -52,7 +52,7 @@ def without_edges_of(adj: CSR, node: int) -> CSR:
 def subgraph_texts(edges: CSR, hops: int) -> list[tuple[frozenset[int], frozenset[object]]]:
     """Return nodes and edges of the subgraph of every node."""
     every = subgraphs_of(edges, torch.arange(edges.num_rows), hops)
-    texts = []
+    texts = list[tuple[frozenset[int], frozenset[object]]]()
     for start, end in zip(every.off.tolist(), every.off.tolist()[1:], strict=False):
         first, last = int(every.adj.indptr[start]), int(every.adj.indptr[end])
         pairs = zip(every.adj.row[first:last], every.adj.indices[first:last].long(), strict=True)

@@ -35,7 +35,8 @@ def most_nodes_within(degree: int, hops: int) -> int:
         degree: K.
         hops: r.
     """
-    return 1 + degree * sum((degree - 1) ** hop for hop in range(hops))
+    in_branch: int = sum((degree - 1) ** hop for hop in range(hops))
+    return 1 + degree * in_branch
 
 
 def most_changed_subgraphs(degree: int, hops: int) -> int:
