@@ -10,7 +10,7 @@ import re
 import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from itertools import chain
+from itertools import chain, product
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +45,12 @@ OPTIONS: dict[str, dict[str, Any]] = {
         "dp_epsilon": 8.0,
         "dp_delta": 1e-5,
         "dp_unit": "silo",
+    },
+    "`--dp-unit node`": {
+        "method": "fedavg",
+        "dp_epsilon": 8.0,
+        "dp_delta": 1e-5,
+        "dp_unit": "node",
     },
     "`--option share=all`": {"method": "fedgraph", "options": {"share": "all"}},
     "`--option share=none`": {"method": "fedgraph", "options": {"share": "none"}},
@@ -225,24 +231,24 @@ def _share(finding: dict[str, Any]) -> str:
 
 
 def privacy_table() -> str:
-    """Return the table of all replies of a run with differential privacy of silos, by method."""
+    """Return the table of all replies of a run with differential privacy, by method and unit."""
     rows: dict[tuple[str, ...], list[str]] = {}
-    for name in silo_methods():
-        if not METHODS[name].clips_updates:
+    for unit, name in product(("silo", "node"), silo_methods()):
+        method = METHODS[name]
+        has_own_steps = bool(method.needs.corrections(method.options()))
+        if not method.clips_updates or (unit == "node" and has_own_steps):
             continue
-        privacy = {"dp_epsilon": 8.0, "dp_delta": 1e-5, "dp_unit": "silo", "selector": "all"}
+        privacy = {"dp_epsilon": 8.0, "dp_delta": 1e-5, "dp_unit": unit, "selector": "all"}
         _, program = resolved({"method": name, **privacy})
         for call in {call.op.__name__: call for call in calls_in(program)}.values():
             content = "nothing" if not call.reply_specs else "zeros, whatever the data"
             content = "clipped integers with noise" if is_noised(call.op) else content
             assert is_noised(call.op) or not call.reply_specs or call.reply_kind is Kind.EVALUATION
             fields = joined({f"`{n}`" for n in names_of(call.reply_specs)})
-            row = call.op.__name__, str(call.reply_kind), fields, content
+            row = f"`{unit}`", f"`{call.op.__name__}`", str(call.reply_kind), fields, content
             rows.setdefault(row, []).append(f"`{name}`")
-    head = ["call", "kind", "fields of the reply", "they hold", "methods"]
-    return markdown_table(
-        head, [[f"`{row[0]}`", *row[1:], ", ".join(names)] for row, names in rows.items()]
-    )
+    head = ["unit", "call", "kind", "fields of the reply", "they hold", "methods"]
+    return markdown_table(head, [[*row, ", ".join(names)] for row, names in rows.items()])
 
 
 TABLES = {

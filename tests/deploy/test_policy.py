@@ -610,7 +610,7 @@ def test_a_budget_is_read_from_the_file(tmp_path: Path) -> None:
     assert policy is not None
     assert policy.privacy_budget == PrivacyBudget(epsilon=8.0, delta=1e-5)
     assert len(policy.digest) == 64
-    assert "  privacy_budget: epsilon 8.0, delta 1e-05" in describe_policy(
+    assert "  privacy_budget: epsilon 8.0, delta 1e-05, unit silo" in describe_policy(
         policy, has_file=True, allow=()
     )
     for wrong in ("{ epsilon = 8 }", "{ epsilon = 0, delta = 1e-5 }", "8.0", '"none"'):

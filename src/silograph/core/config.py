@@ -346,16 +346,23 @@ class RunConfig:
     dp_delta: Annotated[float, Field(gt=0, lt=1)] | None = setting(
         "Privacy", None, "delta at which dp_epsilon holds; well below 1 / number of units"
     )
-    dp_unit: Literal["silo"] | None = setting(
+    dp_unit: Literal["silo", "node"] | None = setting(
         "Privacy",
         None,
-        "what differential privacy hides: whether a whole silo takes part (DP-FedAvg)",
+        "what differential privacy hides: whether a whole silo takes part (silo), or a single node "
+        "of one (node, for the models gcn and sage)",
     )
     dp_clip: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = setting(
         "Privacy",
         None,
-        "with dp_unit=silo: largest norm of a silo's update, to which larger ones are scaled "
-        "(default: 1)",
+        "largest norm of a silo's update, with dp_unit=node of a training node's gradient; larger "
+        "ones are scaled to it (default: 1)",
+    )
+    dp_degree: Annotated[int, Field(ge=1, le=100)] | None = setting(
+        "Privacy",
+        None,
+        "with dp_unit=node: most edges of a node that are sampled in a round; more edges need more "
+        "noise (default: 3)",
     )
     metric: str | None = setting(
         "Results",

@@ -69,8 +69,9 @@ class ResolvedConfig:
     secure_aggregation: bool
     dp_epsilon: float | None
     dp_delta: float | None
-    dp_unit: Literal["silo"] | None
+    dp_unit: Literal["silo", "node"] | None
     dp_clip: float | None
+    dp_degree: int | None
     metric: str
     positive: str | None
     threshold: str | None

@@ -75,10 +75,12 @@ class PrivacyBudget:
     Attributes:
         epsilon: at `delta`.
         delta: probability that the bound does not hold.
+        unit: what the runs must hide: whether the whole `silo` takes part, or a `node` of it.
     """
 
     epsilon: Annotated[float, Field(gt=0, allow_inf_nan=False)]
     delta: Annotated[float, Field(gt=0, lt=1)]
+    unit: Literal["silo", "node"] = "silo"
 
 
 @checked_dataclass(frozen=True, config=STRICT, kw_only=True)
@@ -274,6 +276,14 @@ def _broken_budget(policy: SiloPolicy, run: ProposedRun) -> Iterator[ConfigError
             "let the server run with --dp-epsilon, --dp-delta and --dp-unit, or leave "
             "privacy_budget out there",
         )
+    elif run.config.dp_unit != budget.unit:
+        yield _refusal(
+            "privacy_budget",
+            f"differential privacy of a {budget.unit}",
+            f"a run with that of a {run.config.dp_unit}",
+            f"let the server run with --dp-unit {budget.unit}, or change unit in privacy_budget "
+            "there",
+        )
     elif run.spent > budget.epsilon:
         yield _refusal(
             "privacy_budget",
@@ -446,7 +456,8 @@ secure_aggregation = "any"
 
 # What all runs of this silo together may cost of differential privacy (--dp-epsilon), such as
 # { epsilon = 8.0, delta = 1e-5 }; privacy.jsonl in the folder of states counts it, and runs without
-# differential privacy are refused then. "any" sets no limit.
+# differential privacy of silos are refused then (with unit = "node": of nodes). "any" sets no
+# limit.
 privacy_budget = "any"
 
 # What the server gets when models are evaluated on this silo's validation and test nodes: "none"

@@ -186,11 +186,15 @@ class StudyOptions(TypedDict, total=False):
     (default: no differential privacy)"""
     dp_delta: float | None
     """delta at which dp_epsilon holds; well below 1 / number of units"""
-    dp_unit: Literal["silo"] | None
-    """what differential privacy hides: whether a whole silo takes part (DP-FedAvg)"""
+    dp_unit: Literal["silo", "node"] | None
+    """what differential privacy hides: whether a whole silo takes part (silo), or a single node
+    of one (node, for the models gcn and sage)"""
     dp_clip: float | None
-    """with dp_unit=silo: largest norm of a silo's update, to which larger ones are scaled
-    (default: 1)"""
+    """largest norm of a silo's update, with dp_unit=node of a training node's gradient; larger
+    ones are scaled to it (default: 1)"""
+    dp_degree: int | None
+    """with dp_unit=node: most edges of a node that are sampled in a round; more edges need more
+    noise (default: 3)"""
     positive: str | None
     """of two classes the one that average precision, precision and recall, calibration and
     decisions are of (default: the second)"""

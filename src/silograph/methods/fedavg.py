@@ -33,6 +33,7 @@ from silograph.methods.base import (
 )
 from silograph.methods.clipped_updates import average_clipped, train_clipped
 from silograph.methods.local_training import AveragedModel, GlobalModel, LocalModel
+from silograph.methods.node_gradients import step_along_gradients, sum_clipped_gradients
 from silograph.methods.ops import ClientOp, Clients, Server, calls, op, program, when
 
 
@@ -46,7 +47,8 @@ def train(
 
 @calls(
     when(lambda cfg: cfg.privacy is None, train),
-    when(lambda cfg: cfg.privacy is not None, train_clipped),
+    when(lambda cfg: cfg.privacy is not None and cfg.privacy.unit == "silo", train_clipped),
+    when(lambda cfg: cfg.privacy is not None and cfg.privacy.unit == "node", sum_clipped_gradients),
 )
 def average_and_step(
     server: Server[Any],
@@ -56,7 +58,9 @@ def average_and_step(
     """Train at the selected clients, average, and let the server step towards the mean."""
     assert state.weights is not None  # set by init
     if server.cfg.privacy is not None:
-        return server.step(state, *average_clipped(server, state.weights))
+        is_node = server.cfg.privacy.unit == "node"
+        private_round = step_along_gradients if is_node else average_clipped
+        return server.step(state, *private_round(server, state.weights))
     mean, report = server.average(train, GlobalModel(state.weights), AveragedModel)
     if mean is None:  # no selected client has a training node
         return state, report

@@ -1,5 +1,6 @@
 """What a silo charges: once for a request, anew for any other, before anything leaves."""
 
+import dataclasses
 import json
 import math
 import stat
@@ -274,3 +275,15 @@ def test_a_silo_sends_nothing_but_noised_sums_and_zeros(tmp_path: Path) -> None:
         with raises_code(PolicyError, "refused-by-policy", rule="differential privacy"):
             own.check_leaves(call, reply)
     assert charges(tmp_path) == 0
+
+
+def test_runs_that_hide_silos_count_for_nodes(tmp_path: Path) -> None:
+    """One node more or less replaces an update: twice the clip, so half the multiplier."""
+    replies(tmp_path).with_noise(ENVELOPE, request(1), REPLY)
+    privacy = dataclasses.replace(PRIVACY, unit="node")
+    ledger, secret = PrivacyLedger(tmp_path), read_or_make_secret(tmp_path)
+    own = PrivateReplies(privacy, ledger, secret, "run 2", lambda _: None)
+    multiplier = PRIVACY.noise_multiplier
+    expected = epsilon_of({multiplier: PRIVACY.releases, multiplier / 2: 1}, 1e-5)
+    assert own.epsilon_of_all_runs(1e-5) == expected
+    assert replies(tmp_path, "run 3").epsilon_of_all_runs(1e-5) < expected

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 
 from silograph.aggregation.aggregators import MEAN
 from silograph.core.config import RunConfig
@@ -10,11 +11,14 @@ from silograph.core.resolved_config import ResolvedConfig
 from silograph.core.setting_values import BALANCED, SentWeights
 from silograph.experiment.resolve.parts import Parts
 from silograph.federation.privacy.accounting import noise_multiplier_for
+from silograph.federation.privacy.discrete_gaussian import MOST_SIGMA
+from silograph.federation.privacy.node_sensitivity import most_changed_subgraphs
 from silograph.federation.privacy.updates import UpdatePrivacy
 from silograph.methods import METHODS
 from silograph.selection.round_robin import ROUND_ROBIN
 
-CLIP = 1.0
+CLIP, DEGREE = 1.0, 3
+NODE_MODELS = "gcn", "sage"
 ROUNDS_FOR_A_SPARE = 10
 NEEDED = ("dp_epsilon", "dp_delta", "dp_unit")
 Exclusion = tuple[bool, str, tuple[str, ...]]
@@ -26,7 +30,7 @@ def has_privacy(config: RunConfig) -> bool:
     Raises:
         ConfigError: some of its options are missing.
     """
-    values = {name: getattr(config, name) for name in (*NEEDED, "dp_clip")}
+    values = {name: getattr(config, name) for name in (*NEEDED, "dp_clip", "dp_degree")}
     if all(value is None for value in values.values()):
         return False
     for name in NEEDED:
@@ -53,6 +57,11 @@ def spare_releases(config: ResolvedConfig) -> int:
     return math.ceil(config.rounds / ROUNDS_FOR_A_SPARE) if config.secure_aggregation else 0
 
 
+def degree_of(config: RunConfig) -> int | None:
+    """Return how many edges of a node are sampled, None unless nodes are the unit."""
+    return (config.dp_degree or DEGREE) if config.dp_unit == "node" else None
+
+
 def privacy_of(config: ResolvedConfig) -> UpdatePrivacy | None:
     """Return how updates are clipped and noised; None without differential privacy.
 
@@ -60,7 +69,8 @@ def privacy_of(config: ResolvedConfig) -> UpdatePrivacy | None:
     the noise is enough for a silo that takes part in every round.
 
     Raises:
-        ConfigError: no noise of a useful size is enough, or the accountant is not installed.
+        ConfigError: no noise of a useful size is enough, the accountant is not installed, or the
+            unit is a node and the model is not for it.
     """
     if config.dp_unit is None:
         return None
@@ -68,7 +78,7 @@ def privacy_of(config: ResolvedConfig) -> UpdatePrivacy | None:
     assert config.dp_delta is not None
     assert config.dp_clip is not None
     releases = config.rounds + spare_releases(config)
-    return UpdatePrivacy(
+    privacy = UpdatePrivacy(
         unit=config.dp_unit,
         epsilon=config.dp_epsilon,
         delta=config.dp_delta,
@@ -76,6 +86,28 @@ def privacy_of(config: ResolvedConfig) -> UpdatePrivacy | None:
         noise_multiplier=noise_multiplier_for(config.dp_epsilon, config.dp_delta, releases),
         releases=releases,
     )
+    return privacy if config.dp_unit == "silo" else _of_nodes(config, privacy)
+
+
+def _of_nodes(config: ResolvedConfig, privacy: UpdatePrivacy) -> UpdatePrivacy:
+    """Return the privacy of a run whose unit is a node; see `privacy_of`."""
+    if config.model not in NODE_MODELS:
+        raise ConfigError(
+            f"expected one of the models {', '.join(NODE_MODELS)} for dp_unit=node, got "
+            f"{config.model}: use one of them, or dp_unit=silo",
+            **mistake("conflicting-options", ["model", "dp_unit"]),
+        )
+    assert config.dp_degree is not None  # see `degree_of`
+    sensitivity = 2 * most_changed_subgraphs(config.dp_degree, config.layers)
+    privacy = replace(privacy, sensitivity=sensitivity, degree=config.dp_degree, hops=config.layers)
+    if privacy.sigma() > MOST_SIGMA:
+        raise ConfigError(
+            f"expected less noise, got {privacy.noise_multiplier * sensitivity:.4g} times the "
+            f"clip for dp_degree={config.dp_degree} and {config.layers} layers: lower dp_degree or "
+            "layers, or raise dp_epsilon",
+            **mistake("option-value", "dp_degree", config.dp_degree),
+        )
+    return privacy
 
 
 def exclusions_of_privacy(config: RunConfig, parts: Parts) -> Iterator[Exclusion]:
@@ -83,7 +115,7 @@ def exclusions_of_privacy(config: RunConfig, parts: Parts) -> Iterator[Exclusion
     method, selector, what = parts.method.part, parts.selector.part, "dp_unit"
     yield (
         not method.clips_updates,
-        f"expected a method whose rounds are one sum of clipped updates for {what}=silo, got "
+        f"expected a method whose rounds are one sum of clipped updates for {what}, got "
         f"{method.name}: use one of "
         f"{', '.join(m.name for m in METHODS.values() if m.clips_updates)}",
         ("method", what),
@@ -113,6 +145,41 @@ def exclusions_of_privacy(config: RunConfig, parts: Parts) -> Iterator[Exclusion
             f"of silos without noise; leave {name} out",
             (name, what),
         )
+    if config.dp_unit != "node":
+        yield (
+            config.dp_degree is not None,
+            f"expected no dp_degree={config.dp_degree} for {what}={config.dp_unit}: leave it out, "
+            f"or use {what}=node",
+            ("dp_degree", what),
+        )
+        return
+    for name, is_given in _other_steps(config).items():
+        yield (
+            is_given,
+            f"expected no {name}={getattr(config, name)} for {what}=node, whose rounds are one "
+            f"step of SGD on all training nodes along sampled edges: leave {name} out",
+            (name, what),
+        )
+    yield (
+        bool(method.needs.corrections(parts.method.options))
+        or bool(method.needs.losses(parts.method.options)),
+        f"expected a method without terms of its own in each step for {what}=node, got "
+        f"{method.name}: use fedavg or fedopt",
+        ("method", what),
+    )
+
+
+def _other_steps(config: RunConfig) -> Mapping[str, bool]:
+    """Return which options that ask for other steps than those of single nodes are given."""
+    return {
+        "optimizer": config.optimizer not in (None, "sgd"),
+        "local_epochs": config.local_epochs not in (None, 1),
+        "batch_size": config.batch_size is not None,
+        "neighbors": config.neighbors not in (None, "full"),
+        "keep_optimizer": bool(config.keep_optimizer),
+        "momentum": config.momentum > 0,
+        "directed": config.directed != "none",
+    }
 
 
 def _leaking_options(config: RunConfig) -> Mapping[str, bool]:

@@ -72,7 +72,7 @@ from silograph.experiment.resolve.parts import (
     with_default_model,
     with_model_for,
 )
-from silograph.experiment.resolve.privacy import clip_of, privacy_of
+from silograph.experiment.resolve.privacy import clip_of, degree_of, privacy_of
 from silograph.experiment.resolve.run_request import (
     PENDING,
     CutGraph,
@@ -513,6 +513,8 @@ def resolve(
 def fill_defaults(config: RunConfig, parts: Parts) -> dict[str, Any]:
     """Return the fields of a resolved config; those that need data stay as the user gave them."""
     needs = parts.method.part.needs
+    if config.dp_unit == "node":  # a round is one step
+        needs = replace(needs, optimizer="sgd", local_epochs=1)
     optimizer = config.optimizer or needs.optimizer
     keep_optimizer = (
         needs.keep_optimizer if config.keep_optimizer is None else config.keep_optimizer
@@ -539,6 +541,7 @@ def fill_defaults(config: RunConfig, parts: Parts) -> dict[str, Any]:
         "keep_optimizer": keep_optimizer,
         "evaluation_min_count": config.evaluation_min_count or 0,
         "dp_clip": clip_of(config),
+        "dp_degree": degree_of(config),
         "speeds": (config.speeds or EQUAL) if has_clock else None,
         "links": (config.links or DEFAULT_LINKS) if has_clock else None,
         **{name: seed_of(config, name) for name in ("partition_seed", "split_seed", "init_seed")},

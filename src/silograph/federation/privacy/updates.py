@@ -33,13 +33,17 @@ class UpdatePrivacy:
     """How the updates of a run are clipped and noised.
 
     Attributes:
-        unit: what the guarantee is for: a whole `silo`.
+        unit: what the guarantee is for: a whole `silo`, or a `node` of one.
         epsilon: that the run may cost, at `delta`.
         delta: probability that the bound does not hold.
-        clip: C, largest Euclidean norm of a silo's update.
-        noise_multiplier: scale of the noise of a released sum, as a multiple of C.
+        clip: C, largest Euclidean norm of a silo's update, or of the gradient of a training node.
+        noise_multiplier: scale of the noise of a released sum, as a multiple of what one unit
+            changes in it.
         releases: sums that the run may release: one for each round, and spare ones for rounds that
             are repeated.
+        sensitivity: most that one unit changes in a released sum, as a multiple of C.
+        degree: K, edges of a node that are sampled at most; 0: the unit is a silo.
+        hops: r, how far the gradient of a training node reads; 0: the unit is a silo.
     """
 
     unit: str
@@ -48,6 +52,9 @@ class UpdatePrivacy:
     clip: float
     noise_multiplier: float
     releases: int
+    sensitivity: int = 1
+    degree: int = 0
+    hops: int = 0
 
     def sigma(self, shares: int = 1) -> int:
         """Return the scale of one silo's noise in units of the grid.
@@ -55,7 +62,8 @@ class UpdatePrivacy:
         Args:
             shares: fewest silos whose noise must suffice together; 1: the silo's own must.
         """
-        return max(1, math.ceil(self.noise_multiplier * CLIP_UNITS / math.sqrt(shares)))
+        scale = self.noise_multiplier * self.sensitivity * CLIP_UNITS
+        return max(1, math.ceil(scale / math.sqrt(shares)))
 
 
 def spent_facts(privacy: UpdatePrivacy, releases: Mapping[float, int]) -> dict[str, Any]:

@@ -129,13 +129,19 @@ class PrivateReplies:
     def epsilon_of_all_runs(self, delta: float) -> float:
         """Return what all runs cost at delta, this one counted to its end.
 
-        Charges under this run's name with another noise multiplier add to it.
+        Charges under this run's name with another noise multiplier add to it. Of a node also what
+        runs that hide whole silos have cost: with another node an update is another one, which
+        moves the sum by twice the clip.
         """
         multiplier, most = self._privacy.noise_multiplier, self._privacy.releases
         by_run = self._ledger.releases(self._privacy.unit)
         own = by_run.pop(self._run, Counter[float]())
         own[multiplier] = max(own[multiplier], most)
-        return epsilon_of(sum(by_run.values(), own), delta)
+        total = sum(by_run.values(), own)
+        if self._privacy.unit == "node":
+            for releases in self._ledger.releases("silo").values():
+                total += Counter({scale / 2: count for scale, count in releases.items()})
+        return epsilon_of(total, delta)
 
     def spent(self) -> dict[str, Any]:
         """Return what the run has cost this silo so far."""

@@ -1,0 +1,103 @@
+"""Differential privacy of nodes over gRPC: what leaves, what it is charged, and budgets."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("grpc")
+pytest.importorskip("cryptography")
+pytest.importorskip("dp_accounting")
+
+from runs import same_bits, weights_of
+from silograph.core.config import RunConfig
+from silograph.core.errors import ConfigError
+from silograph.deploy.policy import PrivacyBudget, SiloPolicy
+from silograph.deploy.server_settings import ServerSettings
+from silograph.federation.privacy.budget import PrivacyLedger
+from silograph.federation.session.audit import read_audit
+from silograph.graph.graph import Graph
+from silos import config_of, federate, folders
+
+PLAIN = ServerSettings("127.0.0.1:0", insecure=True, patience=60)
+BASE: dict[str, Any] = {
+    "partition": "random",
+    "method": "fedavg",
+    "rounds": 2,
+    "hidden": 8,
+    "split": "0.4/0.3/0.3",
+    "dp_epsilon": 50.0,
+    "dp_delta": 1e-5,
+    "dp_unit": "node",
+}
+MakeGraph = Callable[..., Graph]
+SECURE = [pytest.param(False, id="plain"), pytest.param(True, id="secure")]
+
+
+def unconnected_folders(graph: Graph, config: RunConfig, path: Path) -> tuple[Path, ...]:
+    """Folders of silos without edges between them."""
+    silos = folders(graph, config, path)
+    for silo in silos:
+        with np.load(silo / "cross_edges.npz") as arrays:
+            none = {name: array[:0] for name, array in arrays.items()}
+        np.savez(silo / "cross_edges.npz", **none)
+    return silos
+
+
+def releases(silo: Path, unit: str) -> int:
+    return sum(n.total() for n in PrivacyLedger(silo / "state").releases(unit).values())
+
+
+@pytest.mark.parametrize("secure", SECURE)
+def test_only_noised_sums_leave(secure: bool, make_graph: MakeGraph, tmp_path: Path) -> None:
+    config = config_of(3, **BASE, secure_aggregation=secure, out=str(tmp_path / "out"))
+    silos = unconnected_folders(make_graph(60), config, tmp_path / "silos")
+    audits = {silo: {"audit": silo / "audit.jsonl"} for silo in silos}
+    result = federate(silos, config, PLAIN, keep=True, own=audits)
+    assert result.ledger.flops == 0
+    assert {row["train_loss"] for row in result.rounds} == {None}
+    assert all(v is None for row in result.rounds for n, v in row.items() if n.startswith("val_"))
+    assert not any(json.loads((tmp_path / "out/session.json").read_text())["nodes"].values())
+    spent = result.privacy
+    assert spent is not None
+    assert (spent["unit"], spent["releases"]) == ("node", 2)
+    assert 0 < spent["epsilon"] <= 50
+    for silo in silos:
+        (own,) = (silo / "results").glob("*/result.json")
+        assert json.loads(own.read_text())["privacy"] == spent
+        assert (releases(silo, "node"), releases(silo, "silo")) == (config.rounds, 0)
+        with (silo / "audit.jsonl").open("rb") as file:
+            (run,) = read_audit(file).runs
+        assert run.spent is not None
+        assert run.spent["epsilon"] == spent["epsilon"]
+
+
+def test_noise_is_the_silos_own(make_graph: MakeGraph, tmp_path: Path) -> None:
+    config = config_of(3, **BASE)
+    silos = unconnected_folders(make_graph(60), config, tmp_path / "silos")
+    one, other = (federate(silos, config, PLAIN) for _ in range(2))
+    assert not same_bits(weights_of(one), weights_of(other))
+    assert {releases(silo, "node") for silo in silos} == {2 * config.rounds}
+
+
+def test_a_budget_is_for_its_unit(make_graph: MakeGraph, tmp_path: Path) -> None:
+    """A budget of silos refuses a run that hides nodes alone, and the other way round."""
+    config = config_of(3, **BASE)
+    silos = unconnected_folders(make_graph(60), config, tmp_path / "silos")
+
+    def bounded(unit: Any, epsilon: float) -> dict[Path, SiloPolicy]:
+        budget = PrivacyBudget(epsilon=epsilon, delta=1e-5, unit=unit)
+        return {silos[1]: SiloPolicy(privacy_budget=budget)}
+
+    with pytest.raises(ConfigError, match="privacy_budget"):
+        federate(silos, config, PLAIN, policies=bounded("silo", 1000.0))
+    assert releases(silos[1], "node") == 0
+    federate(silos, config, PLAIN, policies=bounded("node", 60.0))
+    with pytest.raises(ConfigError, match="privacy_budget"):
+        federate(silos, config, PLAIN, policies=bounded("node", 60.0))
+    of_silos = config_of(3, **BASE | {"dp_unit": "silo"})
+    with pytest.raises(ConfigError, match="privacy_budget"):
+        federate(silos, of_silos, PLAIN, policies=bounded("node", 1000.0))
