@@ -778,7 +778,8 @@ def make_result(
         confusion=None if rows_of_all is None else confusion(rows_of_all),
         client_facts=snapshot.client_facts,
         judged_without=best.away,
-        scored_clients=count_scored_clients(best),
+        # A sum over silos does not say of how many it is.
+        scored_clients={} if config.secure_aggregation else count_scored_clients(best),
         left_out=setup.federation.left_out,
         best_round=best.round,
         rounds=tuple(rows),
