@@ -67,6 +67,46 @@ def test_files_of_keys_are_read_again_and_damaged_ones_change_nothing(tmp_path: 
     assert len(events) == 4
 
 
+@pytest.mark.parametrize("are_former_lines_there", [True, False])
+def test_a_version_signed_by_a_revoked_key_or_its_successor_is_refused(
+    tmp_path: Path, are_former_lines_there: bool
+) -> None:
+    keys, revoked = tmp_path / "keys.txt", tmp_path / "revoked.txt"
+    first = SiloKey.load(tmp_path / "key.pem").public
+    second, third = (rotate_key(tmp_path / "key.pem", "north") for _ in range(2))
+    last = third if are_former_lines_there else second
+    lines = [key_line("north", first), second.line, third.line]
+    keys.write_text("\n".join(lines) if are_former_lines_there else second.line)
+    revoked.write_text("")
+    register, events = Register(None, 1, {"north": first}), list[Event]()
+    watch = watch_of(replace(PLAIN, keys=keys, revoked=revoked), register, events, [0.0])
+    watch.start()
+    watch.close()
+    assert register.is_current("north", last.public)
+    revoked.write_text(first.hex())
+    watch.look()
+    assert not register.is_current("north", last.public)
+    refused = [event.silo for event in events if event.what is What.KEYS and event.silo]
+    assert refused == ["north"] * (2 if are_former_lines_there else 1)
+    other = SiloKey.new().public
+    keys.write_text(key_line("north", other))
+    watch.look()
+    assert register.is_current("north", other)
+
+
+def test_a_key_is_revoked_though_the_file_of_keys_has_an_error(tmp_path: Path) -> None:
+    keys, revoked = tmp_path / "keys.txt", tmp_path / "revoked.txt"
+    own = SiloKey.new().public
+    keys.write_text(key_line("north", own))
+    revoked.write_text("")
+    register = Register(None, 1, {"north": own})
+    watch = watch_of(replace(PLAIN, keys=keys, revoked=revoked), register, [], [0.0])
+    keys.write_text("north x")
+    revoked.write_text(own.hex())
+    watch.look()
+    assert not register.is_current("north", own)
+
+
 @pytest.mark.parametrize(("days", "says"), [(5, "ends on"), (-1, "ended on"), (40, None)])
 def test_a_server_warns_once_a_day_before_its_certificate_ends(
     tmp_path: Path, days: int, says: str | None
@@ -102,8 +142,9 @@ def test_a_silo_whose_key_is_revoked_goes_on_with_its_next_key(
     def revoke() -> None:
         victims[0].hears("attached")
         victims[0].hears("working")
-        successor = rotate_key(silos[2] / "key.pem", "client_02")
-        keys.write_text("\n".join([*lines, successor.line]) + "\n")
+        (silos[2] / "key.pem").unlink()
+        new = key_line("client_02", SiloKey.load(silos[2] / "key.pem").public)
+        keys.write_text("\n".join([*lines[:2], new]) + "\n")
         revoked.write_text(public[2].hex())
         until(lambda: "the streams of client_02 were ended" in caplog.text)
         victims[0].end()

@@ -612,7 +612,7 @@ def audit_command(
         if each.public in signers
     }
     reading = _read_audit_file(file, {*heads, *([] if head is None else [head])})
-    report = _AuditReport(file, reading, head, _signature_check(reading, keys), heads)
+    report = _AuditReport(file, reading, head, *_signature_check(reading, keys), heads)
     if json:
         typer.echo(jsonlib.dumps(_facts(report)))
     else:
@@ -631,6 +631,7 @@ class _AuditReport:
         reading: its content.
         head: a hash that a user has noted.
         unsigned: why the end of the file is not signed by a known key; None: it is, or nobody asks.
+        earlier: lines signed by an earlier key of the silo, which a known key has signed again.
         witnessed: heads of this silo, by the other silos' audit files that have them.
     """
 
@@ -638,6 +639,7 @@ class _AuditReport:
     reading: "AuditReading"
     head: str | None
     unsigned: str | None
+    earlier: list[int]
     witnessed: Mapping[str, Path]
 
     @property
@@ -671,10 +673,15 @@ def _read_audit_file(file: Path, noted_hashes: Collection[str] = ()) -> "AuditRe
         ) from None
 
 
-def _signature_check(reading: "AuditReading", keys: Path | None) -> str | None:
-    """Return why the end of an audit is not signed by a key of a file; None if it is."""
+def _signature_check(reading: "AuditReading", keys: Path | None) -> tuple[str | None, list[int]]:
+    """Return why the end of an audit is not signed by a key of a file, and lines of earlier keys.
+
+    A silo that has made a new key without a signature by the former one has lines that no key of
+    the file has signed. Each signature covers all lines before it, so a later one by a known key of
+    the same silo vouches for them.
+    """
     if keys is None:
-        return None
+        return None, []
     from silograph.federation.session.key_versions import read_key_versions
 
     known = {
@@ -683,14 +690,23 @@ def _signature_check(reading: "AuditReading", keys: Path | None) -> str | None:
         for version in versions
     }
     if not reading.signed:
-        return "no line is signed"
-    for line, signed in reading.signed.items():
-        if (signed.name, signed.public) not in known:
-            return f"line {line} is signed by a key that {keys} does not have for {signed.name}"
+        return "no line is signed", []
     last = max(reading.signed)
+    signer, earlier = reading.signed[last], list[int]()
+    for line, signed in reading.signed.items():
+        if (signed.name, signed.public) in known:
+            continue
+        if signed.name != signer.name or (signer.name, signer.public) not in known:
+            return (
+                f"line {line} is signed by a key that {keys} does not have for {signed.name}; if "
+                "it has made a new key since, the next run that it agrees to is signed by that one"
+            ), []
+        earlier.append(line)
     if last < reading.lines:
-        return f"{count_of(reading.lines - last, 'line')} after the last signature in line {last}"
-    return None
+        return (
+            f"{count_of(reading.lines - last, 'line')} after the last signature in line {last}"
+        ), earlier
+    return None, earlier
 
 
 def _wrap_line(line: str, width: int) -> str:
@@ -715,6 +731,7 @@ def _facts(report: _AuditReport) -> dict[str, Any]:
             for line, each in reading.signed.items()
         ],
         "unsigned": report.unsigned,
+        "signed_by_earlier_keys": report.earlier,
         "witnessed": [
             {"head": each, "file": str(path), "line": reading.noted.get(each)}
             for each, path in report.witnessed.items()
@@ -776,6 +793,10 @@ def _lines_of_signatures(report: _AuditReport) -> Iterator[str]:
         key = f"version {signed.version} of the key of {signed.name}, {signed.public.hex()}"
         yield f"signed in {count_of(len(reading.signed), 'line')}, the last time in line {last}"
         yield f"by {key}"
+    if report.earlier:
+        number, last = len(report.earlier), report.earlier[-1]
+        lines = f"{count_of(number, 'line')}, the last time in line {last}"
+        yield f"signed by an earlier key of this silo in {lines}; a known key has signed them again"
     if report.unsigned is not None:
         yield f"NOT SIGNED: {report.unsigned}"
     for head, path in report.witnessed.items():

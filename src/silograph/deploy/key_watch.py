@@ -2,7 +2,7 @@
 
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,6 +14,7 @@ from silograph.federation.session.events import Event, EventCallback, What
 if TYPE_CHECKING:
     from silograph.federation.session.hub import Hub
     from silograph.federation.session.identity import Register
+    from silograph.federation.session.key_versions import KeyVersion
 
 SECONDS = 1.0  # between checks of the files
 A_DAY = timedelta(days=1)  # between warnings that the certificate expires
@@ -22,8 +23,9 @@ A_DAY = timedelta(days=1)  # between warnings that the certificate expires
 class KeyWatch:
     """Checks the files of keys for changes once a second, in a thread of its own.
 
-    A changed file is used once all of it is valid; until then the previous keys stay in use.
-    Streams of silos whose key was replaced or revoked are ended.
+    A changed file is used once all of it is valid; until then the previous keys stay in use. A
+    valid list of revoked keys counts at once, also while the file of keys has an error. Streams of
+    silos whose key was replaced or revoked are ended.
 
     Args:
         settings: of the server.
@@ -47,6 +49,7 @@ class KeyWatch:
         self._report = report
         self._now = now
         self._stamps = self._read_stamps()
+        self._versions: Mapping[str, tuple[KeyVersion, ...]] = {}  # of the last valid file
         self._warned: datetime | None = None
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="keys", daemon=True)
@@ -78,11 +81,11 @@ class KeyWatch:
                 self._read_again()
             except ConfigError as error:
                 note = f"the former keys stay in use, as a changed file has an error: {error}"
-                self._report(Event(What.KEYS, note=note))
             else:
-                ended = self._hub.end_replaced()
-                who = f"; the streams of {', '.join(ended)} were ended" if ended else ""
-                self._report(Event(What.KEYS, note=f"the files of keys were read again{who}"))
+                note = "the files of keys were read again"
+            ended = self._hub.end_replaced()  # also of keys that were revoked before the error
+            who = f"; the streams of {', '.join(ended)} were ended" if ended else ""
+            self._report(Event(What.KEYS, note=f"{note}{who}"))
         if self._warned is None or self._now() - self._warned >= A_DAY:
             self._warn_of_certificate()
 
@@ -91,11 +94,30 @@ class KeyWatch:
             self.look()
 
     def _read_again(self) -> None:
-        from silograph.federation.session.key_versions import read_keys, read_revoked
+        from silograph.federation.session.key_versions import read_key_versions, read_revoked
 
-        keys, revoked = self._settings.keys, self._settings.revoked
-        known_keys = {} if keys is None else read_keys(keys)
-        self._register.update(known_keys, frozenset() if revoked is None else read_revoked(revoked))
+        keys, path = self._settings.keys, self._settings.revoked
+        revoked = frozenset[bytes]() if path is None else read_revoked(path)
+        try:
+            if keys is not None:
+                self._versions = read_key_versions(keys)
+        finally:
+            self._revoke(revoked)
+
+    def _revoke(self, revoked: frozenset[bytes]) -> None:
+        """Use the keys, but for revoked ones and the versions that these have signed."""
+        from silograph.federation.session.key_versions import successors_of_revoked
+
+        newest = {name: versions[-1].public for name, versions in self._versions.items()}
+        successors = successors_of_revoked(self._versions, revoked)
+        self._register.update(newest, revoked | {each.public for each in successors})
+        for each in successors:
+            note = (
+                f"version {each.version} of the key of {each.name} is refused, as a revoked key or "
+                "its successor has signed it: move key.pem and key.versions away at the silo, run "
+                "silograph silo --make-key, and replace the silo's lines by the one that it prints"
+            )
+            self._report(Event(What.KEYS, each.name, note=note))
 
     def _read_stamps(self) -> list[tuple[int, int, int] | None]:
         """Return what changes with the files: inode, size and time of writing."""

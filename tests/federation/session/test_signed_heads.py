@@ -10,22 +10,23 @@ import pytest
 
 pytest.importorskip("cryptography")
 
+from silograph.cli import run_app
 from silograph.core.errors import FrameError, ProtocolError
 from silograph.core.kinds import Kind
 from silograph.federation.frame import Envelope
 from silograph.federation.session.audit import MOST_HEADS, NO_LINE, line_of, open_audit, read_audit
-from silograph.federation.session.identity import SiloKey
+from silograph.federation.session.identity import SiloKey, key_line
 from silograph.federation.session.signed_heads import HeadSigner, SignedHead, read_heads
 
 RUN = "1" * 32
 HEAD = "a" * 64
 
 
-def write_run(path: Path, signer: HeadSigner) -> None:
+def write_run(path: Path, signer: HeadSigner, name: str = RUN) -> None:
     """Write the audit of a run that is over."""
     with open_audit(path, {"server": "far:1"}) as (audit, _):
         audit.signer = signer
-        run = audit.of_run(RUN)
+        run = audit.of_run(name)
         run.record_agreement({"method": "fedavg", "rounds": 1, "config": "c" * 64})
         run.record_reply(Envelope("train", Kind.WEIGHTS, 1, 1), {}, bytes(400))
         audit.to_end(lambda: None)
@@ -52,6 +53,38 @@ def test_agreement_and_end_are_signed(tmp_path: Path) -> None:
     assert {(each.public, each.version) for each in reading.signed.values()} == {
         (signer.key.public, 2)
     }
+
+
+@pytest.mark.parametrize(
+    ("signers", "known", "code", "earlier"),
+    [
+        (["first", "second"], "second", 0, [2, 5]),
+        (["first", "second"], "first", 1, []),  # the end of the file is signed by a key unknown
+        (["first"], "second", 1, []),
+        (["first", "first"], "first", 0, []),
+        (["other", "second"], "second", 1, []),  # another silo's lines are none of its own
+    ],
+)
+def test_a_known_key_vouches_for_lines_of_the_silos_earlier_keys(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    signers: list[str],
+    known: str,
+    code: int,
+    earlier: list[int],
+) -> None:
+    by_name = {name: HeadSigner("north", SiloKey.new()) for name in ("first", "second")}
+    by_name["other"] = HeadSigner("south", SiloKey.new())
+    path, keys = tmp_path / "audit.jsonl", tmp_path / "keys.txt"
+    for i, signer in enumerate(signers):
+        write_run(path, by_name[signer], str(i) * 32)
+    keys.write_text(key_line("north", by_name[known].key.public))
+    assert run_app(["audit", str(path), "--keys", str(keys)]) == code
+    capsys.readouterr()
+    assert run_app(["audit", str(path), "--keys", str(keys), "--json"]) == code
+    facts = json.loads(capsys.readouterr().out)
+    assert facts["signed_by_earlier_keys"] == earlier
+    assert (facts["unsigned"] is None) == (code == 0)
 
 
 def test_a_file_that_is_written_anew_by_another_key_has_no_valid_signature(tmp_path: Path) -> None:

@@ -6,12 +6,13 @@ A file of keys has a line for each version of a silo's key:
     NAME KEY VERSION SIGNATURE    a later one; the signature is by the version before
 
 Keys and signatures are in hexadecimal, and the newest version counts. A file of revoked keys has
-lines of the same form, or a key alone.
+lines of the same form, or a key alone. Whoever has a stolen key can sign a next version with it, so
+versions that a revoked key has signed count as revoked.
 """
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -179,6 +180,25 @@ def read_revoked(path: Path) -> frozenset[bytes]:
             )
         revoked.add(bytes.fromhex(key))
     return frozenset(revoked)
+
+
+def successors_of_revoked(
+    versions: Mapping[str, tuple[KeyVersion, ...]], revoked: frozenset[bytes]
+) -> list[KeyVersion]:
+    """Return the versions that a revoked key has signed, or a successor of one.
+
+    Args:
+        versions: of each silo's key, the newest last.
+        revoked: public keys, 32 bytes each.
+    """
+    successors = []
+    for each in (version for chain in versions.values() for version in chain if version.signature):
+        text = succession_text(each.name, each.version, each.public)
+        signers = (*revoked, *(former.public for former in successors))
+        # The line of the signer may be gone from the file: its signature tells who it was.
+        if any(is_signed(signer, each.signature, text) for signer in signers):
+            successors.append(each)
+    return successors
 
 
 def _is_hex(text: str, size: int) -> bool:
