@@ -530,6 +530,16 @@ def test_a_server_that_is_interrupted_says_how_it_goes_on(
     assert run_app(["server", *words]) == 130
 
 
+@pytest.mark.usefixtures("work")
+def test_a_server_whose_silos_do_not_come_says_how_it_goes_on(capsys: Capture) -> None:
+    run = [*TRAINED, "--silos", "a,b", "--out", "my run"]
+    how = ["--listen", "localhost:0", "--insecure", "--wait", "0.2", "--quiet"]
+    assert run_app(["server", *run, *how]) == 2
+    hint = capsys.readouterr().err.splitlines()[-1]
+    words = shlex.split(hint.removeprefix("to go on: silograph server "))
+    assert sorted(words) == sorted([*run, *how])
+
+
 @pytest.mark.usefixtures("forked")
 def test_a_server_of_the_demonstration_waits_no_longer_than_its_silos(
     alone: Path, monkeypatch: pytest.MonkeyPatch

@@ -25,6 +25,7 @@ from silograph.experiment.run.result import Result
 from silograph.experiment.run.run import checked_facts
 from silograph.experiment.run.snapshot import to_checkpoint
 from silograph.federation.checkpoint import Checkpoint
+from silograph.federation.session.events import What
 from silograph.graph.graph import Graph
 from silograph.methods import RoundReport
 from silos import config_of, federate, folders
@@ -344,6 +345,26 @@ def test_what_a_server_cannot_go_on_with(
             patience=1.0,
         )
     assert any("expected the key that client_00 is registered with" in line for line in said)
+
+
+def test_a_server_says_for_whom_it_waits(
+    make_graph: MakeGraph,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr("silograph.deploy.server.ABSENT_SECONDS", 0.3)
+    caplog.set_level("INFO", "silograph")
+    config = config_of(2, partition="random", rounds=1, hidden=4)
+    silos = folders(make_graph(60), config, tmp_path / "silos")
+    settings = replace(PLAIN, patience=2.0, silos=("client_00", "client_01"))
+    with raises_code(ConfigError, "too-few-silos", expected=2, got=1, missing=["client_01"]):
+        federate(silos[:1], config, settings)
+    absent = [vars(each) for each in caplog.records if vars(each).get("event") == What.ABSENT]
+    assert {each["room"] for each in absent} == {2}
+    assert absent[-1]["silos"] == 1
+    assert "client_01" in absent[-1]["note"]
+    assert "client_00" not in absent[-1]["note"]
 
 
 def _dies(*_: Any) -> None:

@@ -13,6 +13,7 @@ from mistakes import raises_code
 from silograph.core.errors import ConfigError
 from silograph.deploy.display import logging_to
 from silograph.federation.session.events import Cause, Event, What, log_event
+from terminals import on_terminal
 
 LOG = logging.getLogger("silograph")
 DROPPED = Event(What.DROPPED, "a", 3, op="train", cause=Cause.LATE, reason="too slow")
@@ -180,3 +181,25 @@ def test_logs_that_cannot_be(tmp_path: Path) -> None:
         logging_to(None, "loud"),
     ):
         pass
+
+
+@pytest.mark.parametrize("columns", [80, 30])
+def test_long_lines_are_wrapped_on_a_terminal_only(
+    columns: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = "/a/" + "long-path/" * 9
+    words = [f"word{number}" for number in range(40)]
+    script = (
+        "import logging\n"
+        "from silograph.deploy.display import logging_to\n"
+        "with logging_to(None):\n"
+        f"    logging.getLogger('silograph').warning({' '.join([*words, path])!r})\n"
+    )
+    shown, _ = on_terminal(script, columns)
+    lines = shown.splitlines()
+    assert len(lines) > 3
+    assert all(len(line) <= max(columns, 40) for line in lines if path not in line)
+    assert " ".join(shown.split()).endswith(" ".join([*words, path]))
+    with logging_to(None):
+        LOG.warning("%s", " ".join(words))
+    assert len(capsys.readouterr().err.splitlines()) == 1

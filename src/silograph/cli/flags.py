@@ -23,6 +23,7 @@ from silograph.core.config import (
     make_config,
     not_said_again,
 )
+from silograph.core.errors import SilographError
 from silograph.core.run_file import parse_options, read_toml
 from silograph.core.stop_signals import INTERRUPTED
 from silograph.core.text import count_of
@@ -415,25 +416,28 @@ def hint_to_continue(
     also: tuple[type[Exception], ...] = (),
     before: str | None = None,
 ) -> Iterator[None]:
-    """On Ctrl-C or a full disk, say with which command it goes on.
+    """On Ctrl-C, a full disk or too few silos, say with which command it goes on.
 
     Args:
         continue_command: the command.
         folder: what must be there for it; None for nothing.
         also: other errors after which it goes on.
-        before: the command after Ctrl-C while the folder is not there yet; None: no hint.
+        before: the command after Ctrl-C, or when silos are missing, while the folder is not there
+            yet; None: no hint.
 
     Raises:
         StoppedError: it was stopped.
     """
-    stops: tuple[type[BaseException], ...] = (KeyboardInterrupt, OSError, *also)
     try:
         yield
     except BrokenPipeError:  # nobody reads what is printed
         raise
-    except stops as error:
+    except (KeyboardInterrupt, OSError, SilographError) as error:
+        are_silos_missing = isinstance(error, SilographError) and error.code == "too-few-silos"
+        if isinstance(error, SilographError) and not (are_silos_missing or isinstance(error, also)):
+            raise
         if folder is not None and not Path(folder).is_dir():
-            if before is None or not isinstance(error, KeyboardInterrupt):
+            if before is None or not (are_silos_missing or isinstance(error, KeyboardInterrupt)):
                 raise
             continue_command = before
         if isinstance(error, KeyboardInterrupt):

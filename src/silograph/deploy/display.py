@@ -12,6 +12,7 @@ from datetime import UTC, datetime
 from io import TextIOWrapper
 from logging.handlers import WatchedFileHandler
 from pathlib import Path
+from textwrap import wrap
 from typing import TYPE_CHECKING, Protocol
 
 from silograph.core.errors import ConfigError, mistake, reword_error, unknown
@@ -302,6 +303,7 @@ def show_silo(mode: str, name: str) -> Iterator[EventCallback]:
 
 LOG = logging.getLogger("silograph")
 LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING}
+TIME_COLUMNS = len("2026-01-31 12:00:00 ")
 TOLD_ELSEWHERE = (What.ROUND, What.ENDED)  # by the progress, and by the last line of a command
 
 
@@ -338,8 +340,20 @@ class ForPeople(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         """Write a line at once, so that lines of threads do not mix."""
-        lines = self.format(record).split("\n")  # more than one where there is a traceback
-        sys.stderr.write("".join(printable(line) + "\n" for line in lines))
+        message, *traceback = map(printable, self.format(record).split("\n"))
+        try:
+            width = os.get_terminal_size(sys.stderr.fileno()).columns
+        except (OSError, ValueError):  # no terminal: programs read whole lines
+            lines = [message]
+        else:
+            lines = wrap(
+                message,
+                max(width, 40),
+                subsequent_indent=" " * TIME_COLUMNS,
+                break_long_words=False,  # a path or an address stays in one piece
+                break_on_hyphens=False,
+            )
+        sys.stderr.write("".join(line + "\n" for line in (*lines, *traceback)))
         sys.stderr.flush()
 
 

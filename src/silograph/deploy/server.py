@@ -357,6 +357,8 @@ def natural_sort_key(name: str) -> list[tuple[int, str]]:
     return [(int(part), "") if part.isdigit() else (-1, part) for part in parts]
 
 
+ABSENT_SECONDS = 30.0  # without a new silo, after which the server says for whom it waits
+MOST_ABSENT = 12  # of them that it names
 MOST_FAILURES = 3  # of a silo, after which it is left out for good
 EVALUATION_MIN_COUNT = 5  # of real silos, unless the config says another
 UNKNOWN_KEYS = (
@@ -592,6 +594,7 @@ class ServerSession:
         self._monitor = monitor
         self._report = monitor.report
         self._num_silos = num_silos
+        self._names = names
         self._session: Session | None = None
         self._peers: dict[str, Peer] = {}
         self._nodes = {name: dict(nodes) for name, nodes in session.nodes.items()}
@@ -735,26 +738,52 @@ class ServerSession:
         return peers
 
     def _wait_for_silos(self) -> dict[str, "Joined"]:
-        """Wait for all silos and return them."""
+        """Wait for all silos and return them; say now and then who is missing."""
         joined_by_name: dict[str, Joined] = {}
-        deadline = time.monotonic() + self._server_settings.patience
+        patience = self._server_settings.patience
+        deadline = time.monotonic() + patience
         while True:
             joined_by_name = {
                 name: joined for name, joined in joined_by_name.items() if joined.link.alive
             }
             if len(joined_by_name) == self._num_silos:
                 return joined_by_name
-            joined = self._hub.next(max(0.0, deadline - time.monotonic()))
-            if joined is None:
-                joined_names = ", ".join(sorted(joined_by_name)) or "none"
+            remaining = max(0.0, deadline - time.monotonic())
+            joined = self._hub.next(min(remaining, ABSENT_SECONDS))
+            if joined is None and remaining <= ABSENT_SECONDS:
+                num_joined, names = len(joined_by_name), ", ".join(sorted(joined_by_name)) or "none"
+                missing = None if self._names is None else set(self._names) - joined_by_name.keys()
                 raise ConfigError(
-                    f"expected {count_of(self._num_silos, 'silo')} within "
-                    f"{self._server_settings.patience:g} s, got {len(joined_by_name)} "
-                    f"({joined_names}): start them with silograph silo",
-                    **mistake("too-few-silos", self._num_silos, len(joined_by_name), None),
+                    f"expected {count_of(self._num_silos, 'silo')} within {patience:g} s, got "
+                    f"{num_joined} ({names}): start them with silograph silo",
+                    **mistake(
+                        "too-few-silos",
+                        self._num_silos,
+                        num_joined,
+                        None if missing is None else sorted(missing, key=natural_sort_key),
+                    ),
                 )
+            if joined is None:
+                self._report_absent(joined_by_name)
+                continue
             joined_by_name[joined.name] = joined
             self._peers[joined.name] = joined.peer
+
+    def _report_absent(self, joined_by_name: Mapping[str, "Joined"]) -> None:
+        """Report which silos are not attached, and which of them have never been."""
+        num_joined, room = len(joined_by_name), self._num_silos
+        # Names that the server was not given are unknown until their silos attach.
+        names = self._peers if self._names is None else self._names
+        missing = [name for name in names if name not in joined_by_name]
+        seen = [f"{name} (was here before)" for name in missing if name in self._peers]
+        unseen = [f"{name} (never connected)" for name in missing if name not in self._peers]
+        num_unnamed = room - num_joined - len(missing)
+        more = [f"{num_unnamed} that never connected"] if num_unnamed > 0 else []
+        note = f"{num_joined} of {count_of(room, 'silo')} attached; waiting for "
+        note += ", ".join((seen + unseen)[:MOST_ABSENT] + more)
+        if len(missing) > MOST_ABSENT:
+            note += f" and {len(missing) - MOST_ABSENT} more"
+        self._report(Event(What.ABSENT, silos=num_joined, room=room, note=note))
 
     def _start_all(self, peers: dict[str, Peer]) -> None:
         """Send all silos the run's config; raise `ConfigError` where one does not agree to it."""
@@ -774,7 +803,7 @@ class ServerSession:
         A silo has `rejoin` seconds in all, from the first time that its stream ends.
 
         Raises:
-            LostError: it does not come back in time.
+            ConfigError: it does not come back in time.
         """
         name, rejoin = former.name, self._server_settings.rejoin
         if name not in self._rejoin_deadlines:
@@ -784,8 +813,10 @@ class ServerSession:
         while self._peers[name] is former:
             joined = self._hub.next(max(0.0, self._rejoin_deadlines[name] - time.monotonic()))
             if joined is None:
-                line = f"{name}: {lost}; not back within {rejoin:g} s"
-                raise LostError(line, lost.cause) from None
+                raise ConfigError(
+                    f"{name}: {lost}; not back within {rejoin:g} s",
+                    **mistake("too-few-silos", self._num_silos, self._num_silos - 1, [name]),
+                ) from None
             try:
                 check_versions(joined)
             except ConfigError as error:

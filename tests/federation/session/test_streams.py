@@ -3,6 +3,7 @@
 import datetime
 import logging
 import os
+import re
 import socket
 import time
 from collections.abc import Callable
@@ -201,7 +202,9 @@ def test_a_silo_trusts_its_own_authority_only(hubs: Any, tmp_path: Path) -> None
         ca = (tmp_path / roots / "ca.pem").read_bytes()
         with pytest.raises(ConfigError, match="to have a certificate that --ca vouches for, got: "):
             take_part(attaching(hub.address, ca, patience=0.0))
-        with pytest.raises(ConfigError, match=r"expected a server at .* within 0 s, got: unavail"):
+        with pytest.raises(
+            ConfigError, match=r"expected a server at .* within 0 s, got: the connection"
+        ):
             take_part(attaching(hub.address, None, patience=0.0))  # plaintext to a TLS port
 
 
@@ -215,6 +218,15 @@ def test_one_end_with_tls_and_one_without_says_where_to_look(hubs: Any, tmp_path
         take_part(attaching(plain.address, ca, patience=0.0))
     with pytest.raises(ConfigError, match=r"speaks TLS: --ca in place of --insecure$"):
         take_part(attaching(secure.address, None, patience=0.0))
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:1", "no-such-host.invalid:80"])
+def test_why_a_silo_does_not_reach_its_server_is_said_without_words_of_grpc(address: str) -> None:
+    silo = replace(attaching(address, None, patience=0.0), roots=b"")
+    with pytest.raises(ConfigError) as error:
+        take_part(silo)
+    said = str(error.value)
+    assert not re.search("unavailable|unknown:|failed to connect|resolving", said, re.IGNORECASE)
 
 
 class Past(datetime.datetime):
@@ -254,7 +266,7 @@ def test_a_proxy_without_tls_is_no_server_yet(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener, running([answer]):
         try:
             address = f"127.0.0.1:{listener.getsockname()[1]}"
-            with pytest.raises(ConfigError, match=r"expected a server at .* within 0 s, got: unav"):
+            with pytest.raises(ConfigError, match=r"expected a server at .* within 0 s, got: an answer w"):
                 take_part(attaching(address, (tmp_path / "ca.pem").read_bytes(), patience=0.0))
         finally:
             listener.shutdown(socket.SHUT_RDWR)

@@ -40,6 +40,27 @@ from silograph.federation.session.wire import (
 )
 
 UNTRUSTED = ("CERTIFICATE_VERIFY_FAILED", "Hostname Verification", "not in peer certificate")
+# What gRPC says of a stream that failed, and the same for people; the first that fits counts.
+EXPLANATIONS = {
+    "Connection refused": "nothing listens there",
+    "errors resolving": "no machine has this name",
+    "WRONG_VERSION_NUMBER": "an answer without TLS",
+    "Hostname Verification": "one for another name",
+    "not in peer certificate": "one for another name",
+    "has expired": "one that has expired",
+    "CERTIFICATE_VERIFY_FAILED": "one of another authority",
+    "Expected SETTINGS": "something there that is no server of silograph",
+    "UNIMPLEMENTED": "something there that is no server of silograph",
+    "Socket closed": "the connection was closed",
+    "reset by peer": "the connection was closed",
+    "RST_STREAM": "the connection was closed",
+    "GOAWAY": "the connection was closed",
+    "ping timeout": "no sign of life of the server",
+    "unreachable": "no way to this address",
+    "timed out": "no answer",
+    "RESOURCE_EXHAUSTED": "a message longer than allowed",
+    "CANCELLED": "the server has ended the stream",
+}
 SHORTEST_PAUSE, LONGEST_PAUSE = 0.1, 2.0  # seconds between attempts to connect
 INTERRUPTED = "the server was interrupted"
 LAST_SECONDS = 10.0  # for which a server may leave the stream open after the silo's last word
@@ -153,14 +174,14 @@ def _attempt(silo: Attaching, worker: Responder | None, token: bytes) -> _Attemp
             stream.answer(worker, silo)
             reason = "the server ended the stream"
         except grpc.RpcError as error:
-            reason = _reason(error)
-            if any(text in reason for text in UNTRUSTED):
+            technical, reason = _reason(error)
+            if any(text in technical for text in UNTRUSTED):
                 raise ConfigError(
                     f"expected {silo.server} to have a certificate that --ca vouches for, got: "
                     f"{reason}"
                 ) from None
             if not is_attached:
-                reason += _hint(reason, secure=silo.roots is not None)
+                reason += _hint(technical, secure=silo.roots is not None)
         except ProtocolError as error:  # of a stream that cannot be trusted any more
             reason = str(error)
         finally:
@@ -245,18 +266,19 @@ def _channel(silo: Attaching) -> Any:
     return grpc.secure_channel(silo.server, secure, options=OPTIONS)
 
 
-def _hint(reason: str, *, secure: bool) -> str:
+def _hint(technical: str, *, secure: bool) -> str:
     """Return a hint if one end seems to use TLS and the other does not."""
-    if secure and "WRONG_VERSION_NUMBER" in reason:
+    if secure and "WRONG_VERSION_NUMBER" in technical:
         return "; see whether the server was started with --insecure"
-    if not secure and "Socket closed" in reason:
+    if not secure and "Socket closed" in technical:
         return "; see whether the server speaks TLS: --ca in place of --insecure"
     return ""
 
 
-def _reason(error: grpc.RpcError) -> str:
-    """Return the message of a gRPC error as one line."""
+def _reason(error: grpc.RpcError) -> tuple[str, str]:
+    """Return the code and message of a gRPC error as one line, and the same for people."""
     code = getattr(error, "code", lambda: None)()
-    details = getattr(error, "details", lambda: "")()
-    name = "lost" if code is None else str(code.name).lower()
-    return one_line(f"{name}: {details}")
+    name = "lost" if code is None else str(code.name)
+    technical = one_line(f"{name}: {getattr(error, 'details', lambda: '')()}")
+    plain = (text for words, text in EXPLANATIONS.items() if words in technical)
+    return technical, next(plain, technical)

@@ -23,6 +23,7 @@ class What(StrEnum):
 
     LISTENING = "listening"  # the server waits at an address
     METRICS = "metrics"  # its metrics are at an address
+    ABSENT = "absent"  # the server still waits for silos before the first round
     ATTACHED = "attached"  # a silo has proved who it is
     REFUSED = "refused"  # a silo may not attach
     STRANGER = "stranger"  # a stream that was no silo's
