@@ -204,7 +204,7 @@ def test_a_policy_decides_whether_sums_may_leave(
     config = config_of(2, **OPTIONS, **asks)
     silos = folders(graph, config, tmp_path / "silos")
     policy = SiloPolicy(kinds=("control", "evaluation", "weights"))
-    with pytest.raises(ConfigError, match="got a run that sends statistics: add statistics to kin"):
+    with pytest.raises(ConfigError, match=r"write kinds = .*, \"statistics\", \"weights\"\] there"):
         federate(silos, config, PLAIN, policy=policy)
     policy = SiloPolicy(kinds=("control", "evaluation", "statistics", "weights"))
     config = replace(config, clients=1)

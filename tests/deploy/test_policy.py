@@ -133,14 +133,16 @@ def test_no_policy_is_what_held_before() -> None:
             {},
             {},
             "expected replies of kinds weights by this silo's policy.toml, got a run that sends "
-            "control: add control to kinds there, or leave the run",
+            'control, evaluation: write kinds = ["control", "evaluation", "weights"] there, or '
+            "leave the run",
         ),
         (
             {"kinds": ()},
             {},
             {},
-            "expected replies of no kind by this silo's policy.toml, got a run that sends control: "
-            "add control to kinds there, or leave the run",
+            "expected replies of no kind by this silo's policy.toml, got a run that sends control, "
+            'evaluation, weights: write kinds = ["control", "evaluation", "weights"] there, or '
+            "leave the run",
         ),
         (
             {"most_rounds": 19},
@@ -617,3 +619,16 @@ def test_a_budget_is_read_from_the_file(tmp_path: Path) -> None:
         file.write_text(f"privacy_budget = {wrong}\n")
         with pytest.raises(ConfigError):
             read_policy(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("method", "further"),
+    [("fedavg", set()), ("fedprox", set()), ("label_guided", {"keys"}), ("bns", {"keys"})],
+)
+def test_kinds_that_secure_aggregation_adds(method: str, further: set[str]) -> None:
+    """Masked replies count as the kind of their values; only keys of masked rows are calls."""
+    plain, secure = (
+        set(kinds_sent(asked_run(method=method, secure_aggregation=masked).program))
+        for masked in (False, True)
+    )
+    assert secure - plain == further

@@ -266,7 +266,9 @@ def test_a_proxy_without_tls_is_no_server_yet(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener, running([answer]):
         try:
             address = f"127.0.0.1:{listener.getsockname()[1]}"
-            with pytest.raises(ConfigError, match=r"expected a server at .* within 0 s, got: an answer w"):
+            with pytest.raises(
+                ConfigError, match=r"expected a server at .* within 0 s, got: an answer w"
+            ):
                 take_part(attaching(address, (tmp_path / "ca.pem").read_bytes(), patience=0.0))
         finally:
             listener.shutdown(socket.SHUT_RDWR)
