@@ -16,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from mistakes import raises_code
 from patches import patched
 from runs import MakeGraph, go, rows_of, same_bits, weights_of
 from silograph.core.errors import ProtocolError
@@ -207,6 +208,44 @@ def test_every_dtype_that_frames_carry_is_summed(dtype: torch.dtype, compiled: b
     sent = torch.tensor([[1, 0, 1], [0, 0, 1], [1, 0, 1]]).to(dtype)
     got = folded(Sum(), [{"t": Stacked(sent[:1])}, {"t": Stacked(sent[1:])}], compiled)["t"]
     assert got.long().tolist() == [2, 0, 3]  # of flags, a count
+
+
+INTEGERS = [d for d in DTYPES if d is not torch.bool and not d.is_floating_point]
+
+
+@pytest.mark.parametrize("is_grouped", [False, True])
+@pytest.mark.parametrize("dtype", INTEGERS, ids=str)
+def test_a_sum_of_integers_that_would_wrap_is_refused(dtype: torch.dtype, is_grouped: bool) -> None:
+    most = torch.iinfo(dtype).max
+    large, rest = (torch.tensor([[0, n]], dtype=dtype) for n in (most - most // 4, most // 4))
+    one = torch.tensor([[0, 2]], dtype=dtype)
+
+    def sum_of(*parts: Tensor) -> Tensor:
+        blocks = [torch.cat(parts)] if is_grouped else list(parts)
+        return folded(Sum(), [{"t": Stacked(t)} for t in blocks], False)["t"]
+
+    if dtype is not torch.int64:  # there the bound is in float64
+        assert sum_of(large, rest).tolist() == [0, most]
+    assert sum_of(rest, rest, one).tolist() == [0, 2 * (most // 4) + 2]
+    with raises_code(ProtocolError, "field-out-of-bounds", field="reply"):
+        sum_of(large, rest, one)
+
+
+@pytest.mark.parametrize("weight", [2**9, 2**20])
+def test_a_mean_of_integers_that_would_wrap_is_refused(weight: int) -> None:
+    weights = torch.full((2,), weight, dtype=torch.int32)
+    reply = {"n": Stacked(weights), "t": Stacked(torch.full((2, 3), 2**20, dtype=torch.int32))}
+    if weight == 2**9:
+        assert folded(WeightedMean("n"), [reply], False)["t"].tolist() == [2**20] * 3
+    else:
+        with raises_code(ProtocolError, "field-out-of-bounds", field="reply"):
+            folded(WeightedMean("n"), [reply], False)
+
+
+def test_slices_of_integers_have_one_shape() -> None:
+    parts = [{"t": Stacked(torch.ones(1, n, dtype=torch.int32))} for n in (3, 1)]
+    with raises_code(ProtocolError, "protocol"):
+        folded(Sum(), parts, False)
 
 
 @pytest.mark.parametrize("compiled", [False, True])

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from silograph.core.errors import ProtocolError
+from silograph.core.errors import ProtocolError, mistake
 from silograph.core.payload import Field, Patched, Payload, Shared, Stacked, patched_problem
 from silograph.federation.base import (
     ANSWERED,
@@ -117,6 +117,7 @@ class Fold:
         total = self._total_of(name, t[0], weights)
         alike = self._by is None or name == self._by
         if alike and not total.is_floating_point():  # exact in any order
+            _check_range(total, t.double().abs().sum(0))
             total += t.sum(0, dtype=total.dtype)
             return
         around = self._around.get(name)
@@ -238,6 +239,9 @@ class Fold:
         if not bool((factors != 0).all()):
             index, rows, factors = (t[factors != 0] for t in (index, rows, factors))
         _check_places(index, len(total))
+        if not total.is_floating_point():
+            change = (rows.double() - around[index]).mul_(factors[:, None]).abs_()
+            _check_range(total, change.new_zeros(total.shape).index_add_(0, index, change))
         rows, around = rows.to(total.dtype), around.to(total.dtype)
         few = max(1, CACHED // max(rows.shape[1], 1))  # the rows in between stay in the cache
         for part, at, by in zip(
@@ -269,6 +273,27 @@ class Fold:
             np.divide(total.numpy(), weight, out=values)
             values += around.numpy()
         return {name: Shared(means[name]) for name in self._total}
+
+
+def _check_range(total: Tensor, added: Tensor) -> None:
+    """Raise `ProtocolError` where a sum of integers could leave the range of its dtype and wrap.
+
+    Args:
+        total: the sum so far.
+        added: sum of the absolute values that are added to it, float64 of the same shape.
+    """
+    if added.shape != total.shape:
+        raise ProtocolError(
+            f"expected slices of one shape from every client, got {tuple(added.shape)} and "
+            f"{tuple(total.shape)}"
+        )
+    largest = float((total.double().abs() + added).amax()) if added.numel() else 0.0
+    if largest >= torch.iinfo(total.dtype).max + 1:
+        raise ProtocolError(
+            f"expected a sum of integers below {torch.iinfo(total.dtype).max:,}, got up to "
+            f"{largest:,.0f}, which {total.dtype} cannot hold: send numbers of a larger dtype",
+            **mistake("field-out-of-bounds", "reply", "the sum over clients"),
+        )
 
 
 def _has_values(t: Tensor) -> bool:
