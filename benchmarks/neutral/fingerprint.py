@@ -358,6 +358,7 @@ TORCH_VARIANTS: dict[str, Options] = {
     "own_model_scaffold": {"method": "scaffold", **OWN},
 }
 TORCH_ONLY = {"scaffold", "gin", "graphconv", "gat", "appnp"}
+TORCH_ONLY |= {"rating_mf", "rating_gat", "rating_profiles"}
 # Enough work in a round that a process can be killed in the middle of a run.
 SLOW: Options = {"rounds": 4, "local_epochs": 60, "kernels": "torch"}
 KILLED: dict[str, Options] = {
@@ -369,7 +370,12 @@ KILLED: dict[str, Options] = {
 }
 SILO_RUNS: dict[str, Options] = {
     "fedavg": {"method": "fedavg", "kernels": "compiled"},
-    "fedopt_participation": {"method": "fedopt", "participation": 0.6, "kernels": "torch"},
+    "fedopt_participation": {
+        "method": "fedopt",
+        "participation": 0.6,
+        "kernels": "torch",
+        "evaluate_clients": "all",  # a server of real silos would score participants only
+    },
     "scaffold": {"method": "scaffold", "kernels": "torch"},
     "label_guided_sample": {**METHODS["label_guided_sample"], "kernels": "torch"},
     "bns": {**METHODS["bns"], "kernels": "compiled"},
@@ -807,11 +813,10 @@ def allowed() -> tuple[str, ...]:
     """Return what allows all methods at a silo; before it was asked for, nothing."""
     command = [sys.executable, "-m", "silograph", "silo", "--help"]
     help_text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    return (
-        ("--allow", "label_guided,bns,cagnet,collect,fedais,fedgraph")
-        if "--allow" in help_text
-        else ()
-    )
+    names = "label_guided,bns,cagnet,collect,fedais,fedgraph"
+    if "features" in help_text:  # of --weight-rows used, whose replies have rows
+        names += ",fedavg,features"
+    return ("--allow", names) if "--allow" in help_text else ()
 
 
 def silos(place: Place) -> Print:

@@ -61,7 +61,7 @@ class Exchanged(torch.autograd.Function):
     "least",
     [
         *(RowMinimum(*least) for least in ((1, 1), (2, 1), (3, 1), (1, 2), (2, 2))),
-        *(RowMinimum(*least, masked=True) for least in ((1, 1), (2, 1), (1, 2), (1, 3))),
+        *(RowMinimum(*least, rows_are_masked=True) for least in ((1, 1), (2, 1), (1, 2), (1, 3))),
     ],
 )
 def test_gradients_are_those_of_sums_without_what_is_left_out(
@@ -88,7 +88,7 @@ def test_gradients_are_those_of_sums_without_what_is_left_out(
         x = x.relu() if layer == 0 else x
     rows = uncut.split.train
     wanted = node_loss(x[rows], uncut.y[rows], "multiclass").mean()
-    rounding = 1e-10 if least.masked else 1e-12  # of fixed point: 2^-37 of rows
+    rounding = 1e-10 if least.rows_are_masked else 1e-12  # of fixed point: 2^-37 of rows
     assert loss == pytest.approx(float(wanted.detach()), abs=rounding)
     for name, g in zip(leaves, torch.autograd.grad(wanted, list(leaves.values())), strict=True):
         torch.testing.assert_close(grads[name], g, rtol=0, atol=rounding)
@@ -100,7 +100,7 @@ def overheard(
     """Return the calls of a step by name, with inbox and reply."""
     block, route, _ = cut_of(make_graph(60), 4, "random")
     least = options.pop("nodes", 1), options.pop("silos", 1)
-    row_minimum = RowMinimum(*least, masked=options.pop("masked", False))
+    row_minimum = RowMinimum(*least, rows_are_masked=options.pop("masked", False))
     own = LabelGuidedOptions(**options)
     cfg = replace(PLAIN, row_minimum=row_minimum, options=own)
     fed, seen, call = InProcess(cfg, block, route, 4), [], InProcess.call

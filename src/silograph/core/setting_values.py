@@ -333,13 +333,13 @@ class RowMinimum:
         nodes: own nodes that a silo's row sums over, which that silo enforces.
         silos: silos whose rows a sum adds up. The server enforces it, and a silo cannot check it;
             of masked rows each silo enforces it.
-        masked: whether silos mask what they send for a sum, so that the server cannot read it
-            (`silograph.exchange.masked_sums`).
+        rows_are_masked: whether silos mask what they send for a sum, so that the server cannot read
+            it (`silograph.exchange.masked_sums`).
     """
 
     nodes: int = 1
     silos: int = 1
-    masked: bool = False
+    rows_are_masked: bool = False
 
     @property
     def limits(self) -> bool:
@@ -353,7 +353,7 @@ class RowMinimum:
         Of masked rows these are the ones with too few silos, which all contributors know. In place
         of those with too few nodes they send zeros.
         """
-        return (self.silos if self.masked else self.nodes) > 1
+        return (self.silos if self.rows_are_masked else self.nodes) > 1
 
     @property
     def counts_left_out(self) -> bool:

@@ -147,7 +147,7 @@ class PassForm:
     @property
     def names_rows(self) -> bool:
         """Whether sums come with the places of their rows."""
-        return self.names_slots or self.row_minimum.silos > 1 or self.row_minimum.masked
+        return self.names_slots or self.row_minimum.silos > 1 or self.row_minimum.rows_are_masked
 
 
 def stages_with_sums(model: Staged) -> list[int]:
@@ -167,14 +167,14 @@ def weight_specs(
 def partial_sums_spec(form: PassForm) -> FieldSpec:
     """Return the spec of partial sums (k, O): for every slot, or for those that are named."""
     rows = "own/slot" if form.names_slots else SLOTS
-    if form.row_minimum.masked:
+    if form.row_minimum.rows_are_masked:
         return FieldSpec(Ragged, (form.width,), torch.int64, rows=rows, masking="part")
     return FieldSpec(Ragged, (form.width,), rows=rows)
 
 
 def sums_spec(form: PassForm) -> FieldSpec:
     """Return the spec of sums (k, O): of every boundary row, or of those that are named."""
-    if form.row_minimum.masked:
+    if form.row_minimum.rows_are_masked:
         return FieldSpec(Ragged, (form.width,), torch.int64, rows="own/row", masking="sum")
     return FieldSpec(Ragged, (form.width,), rows="own/row" if form.names_rows else BOUNDARY)
 
@@ -572,7 +572,7 @@ def _partial_sums(
         count = count_contributors(messages, reach)
         is_sent = count >= minimum.nodes
         left_out = (count > 0) & ~is_sent
-    if minimum.masked:
+    if minimum.rows_are_masked:
         rows = encode_rows(rows * is_sent[:, None], form)
         is_sent = _has_enough_silos(state, len(rows), minimum.silos).to(rows.device)
         left_out = left_out | ~is_sent
@@ -607,7 +607,7 @@ def _sums_from_others(
 ) -> RemoteParts:
     """Return sums over neighbors in other silos, in the form of the own rows (r, D)."""
     total = request.sum
-    if clients.cfg.row_minimum.masked:
+    if clients.cfg.row_minimum.rows_are_masked:
         total = replace(total, t=decode_rows(total.t, form, own))
     check_like(total.t, own)
     return placed(clients.block, reach, total, request.row)
@@ -661,7 +661,7 @@ def pass_calls(crossing: Crossing = BY_SUMS) -> tuple[Part, ...]:
 
 def masks_rows(form: PassForm) -> bool:
     """Return whether partial sums are masked."""
-    return form.row_minimum.masked
+    return form.row_minimum.rows_are_masked
 
 
 def exchange_keys(fed: Federation, context: CallContext, keys: KeyExchange = KEY_EXCHANGE) -> None:
@@ -736,7 +736,7 @@ def predict_steps(
 ) -> Steps:
     """Return the calls of `predict`."""
     context = prediction(model, key, row_minimum)
-    steps: list[Steps] = list(KEY_EXCHANGE.steps(context)) if row_minimum.masked else []
+    steps: list[Steps] = list(KEY_EXCHANGE.steps(context)) if row_minimum.rows_are_masked else []
     steps.append(context.declare(begin))
     for stage in at_sums(context):
         if first is not None and stage.cfg.stage == 0:

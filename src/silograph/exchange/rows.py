@@ -190,7 +190,7 @@ class SumRelay(Exchange):
             inbox=to_payload(request),
             to=context.to,
             silos=context.cfg.row_minimum.silos,
-            masked=context.cfg.row_minimum.masked,
+            masked=context.cfg.row_minimum.rows_are_masked,
             allow_missing=context.allow_missing,
         )
 

@@ -103,7 +103,9 @@ class ReceivedRows(AtStage):
 
 def rows_spec(form: PassForm, rows: str) -> FieldSpec:
     """Return the spec of rows; of slots there may be fewer, those that are drawn."""
-    masking: Masking = "" if not form.row_minimum.masked else "halo" if rows == SLOTS else "own"
+    masking: Masking = (
+        "" if not form.row_minimum.rows_are_masked else "halo" if rows == SLOTS else "own"
+    )
     return FieldSpec(Ragged, (form.width,), rows=rows, fewer=rows == SLOTS, masking=masking)
 
 
@@ -121,7 +123,7 @@ def serve(clients: Clients, state: PassState, request: WantedRows) -> tuple[Pass
     at, params = inputs_at(clients, state, request, "before")
     z = before(params, at)
     rows = messages_out(scales_of(at.stage.conv), z, at.reach)[request.rows(clients.block)]
-    if clients.cfg.row_minimum.masked:
+    if clients.cfg.row_minimum.rows_are_masked:
         rows = as_words(rows)
     return with_product(state, at, z), SentRows(Ragged(rows, request.row.off))
 
@@ -131,7 +133,7 @@ def store(clients: Clients, state: PassState, request: ReceivedRows) -> tuple[Pa
     """Add the received rows and finish the stage."""
     at, params = inputs_at(clients, state, request, "after")
     rows, own = request.rows.t, state.z[str(at.number)].t
-    if clients.cfg.row_minimum.masked:
+    if clients.cfg.row_minimum.rows_are_masked:
         rows = from_words(rows, own)
     check_like(rows, own)
     halo_sum = gathered(at.reach, at.reach.outer.transposed, rows)

@@ -13,7 +13,17 @@ import torch
 import silograph as sg
 from mistakes import raises_code
 from rating_graphs import rating_graph
-from runs import FAST, MakeGraph, dying, files_of, little_work, run_until, some_of
+from runs import (
+    FAST,
+    MakeGraph,
+    dying,
+    files_of,
+    little_work,
+    run_until,
+    same_bits,
+    some_of,
+    weights_of,
+)
 from silograph import shard
 from silograph.cli import run_app
 from silograph.federation import in_process
@@ -140,11 +150,18 @@ def test_the_process_of_the_command_reads_no_client(
     assert files_of(tmp_path / "there") == files_of(tmp_path / "here")
 
 
+def test_a_run_may_name_the_cut_that_its_shards_have(make_graph: MakeGraph, tmp_path: Path) -> None:
+    shards = shard(make_graph(), **CUT, out=str(tmp_path / "shards"))
+    folder = str(shards.clients.folder)
+    plain, named = (sg.run(folder, rounds=1, **cut) for cut in ({}, {"partition": "random"}))
+    assert same_bits(weights_of(named), weights_of(plain))
+
+
 def test_what_is_refused(make_graph: MakeGraph, tmp_path: Path) -> None:
     graph = make_graph()
     shards = shard(graph, **CUT, out=str(tmp_path / "shards"))
     folder = shards.clients.folder
-    refused: dict[str, Any] = {"clients": 4, "partition": "random", "features": "degree"}
+    refused: dict[str, Any] = {"clients": 4, "partition": "louvain", "features": "degree"}
     refused |= {"normalize": "row", "drop_edges": True, "split_seed": 8}
     for name, value in refused.items():
         with raises_code(sg.ConfigError, "unread-option", option=name):
@@ -158,11 +175,14 @@ def test_what_is_refused(make_graph: MakeGraph, tmp_path: Path) -> None:
         shard(graph, **CUT, out=str(folder))
     with raises_code(sg.ConfigError, "missing-option", option="out"):
         shard(graph, **CUT)
-    for name, value in (("method", "centralized"), ("class_weight", "balanced")):
+    for name, value in (
+        ("method", "centralized"),
+        ("class_weight", "balanced"),
+        ("local_bias", True),
+        ("normalize", "standard_client"),
+    ):
         with raises_code(sg.ConfigError, "conflicting-options", options=[name]):
             shard(graph, **CUT | {name: value}, out=str(tmp_path / "other"))
-    with raises_code(sg.ConfigError, "option-value", option="normalize"):
-        shard(graph, **CUT, normalize="standard_client", out=str(tmp_path / "other"))
     with raises_code(sg.ConfigError, "option-value", option="dataset"):
         shard(folder, out=str(tmp_path / "other"))
     assert [path.name for path in tmp_path.iterdir()] == ["shards"]

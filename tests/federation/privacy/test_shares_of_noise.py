@@ -26,7 +26,7 @@ from silograph.federation.secure.wire import all_keys_payload, read_keys
 from silograph.federation.session.message import Type, reply_body
 from silograph.federation.session.private_reply import PrivateReplies
 from silograph.federation.session.summed_call import SummedCall
-from silograph.federation.session.summed_reply import SummedReply, Summing
+from silograph.federation.session.summed_reply import SumContext, SummedReply
 
 PRIVACY = UpdatePrivacy("silo", 4.0, 1e-5, 2.0, 3.0, 10)
 ENVELOPE = Envelope("train_clipped", Kind.WEIGHTS, 1, 0)
@@ -41,12 +41,12 @@ STEPS = (Type.SHARE, Type.MASK, Type.CONFIRM, Type.UNMASK)
 def summed_reply(name: str, folder: Path) -> SummedReply:
     """As a silo that is called, with all of its memory on the disk."""
     called = digest_of_names(SILOS)
-    summing = Summing(name, b"run", called, SUMS, RevealedSums(folder / f"{name}.jsonl"))
+    context = SumContext(name, b"run", called, SUMS, RevealedSums(folder / f"{name}.jsonl"))
     (folder / name).mkdir(exist_ok=True)
     ledger, secret = PrivacyLedger(folder / name), name.encode()
     private = PrivateReplies(PRIVACY, ledger, secret, "run", lambda _: None)
     inbox = {"weights/w": Shared(torch.zeros(2))}
-    return SummedReply(summing, ENVELOPE, REPLY, "", inbox, private)
+    return SummedReply(context, ENVELOPE, REPLY, "", inbox, private)
 
 
 def unmasked(folder: Path, vanished: list[str]) -> torch.Tensor:

@@ -29,7 +29,7 @@ from silograph.federation.secure.row_form import (
     decode_rows,
     encode_rows,
 )
-from silograph.federation.secure.row_masks import NOBODY, Agreement, RowMasking, RowMasks
+from silograph.federation.secure.row_masks import NOBODY, Agreement, RowMasker, RowMasks
 from silograph.federation.secure.row_sets import RowSets
 from silograph.federation.secure.sums import SecureSums, SumError
 
@@ -424,11 +424,11 @@ def test_contributors_that_cannot_be_are_refused(contributors: dict[str, str]) -
         started.agree("b")
 
 
-def maskings(folder: Path, checks: bool) -> dict[str, RowMasking]:
+def maskings(folder: Path, checks: bool) -> dict[str, RowMasker]:
     """Return what masks the rows of each silo in a run; `checks`: whether sets are compared."""
     sums = SecureSums(len(SILOS), 2, secret=b"s" * 32, needs_proofs=True)
     return {
-        name: RowMasking(
+        name: RowMasker(
             name,
             sums,
             b"run",
@@ -444,7 +444,7 @@ def ragged(values: np.ndarray) -> Ragged:
 
 
 def sums_of_pass(
-    silos: Mapping[str, RowMasking], told: Callable[[str], Mapping[str, str]], without: str = ""
+    silos: Mapping[str, RowMasker], told: Callable[[str], Mapping[str, str]], without: str = ""
 ) -> np.ndarray:
     """Return the sums that a receives in a pass; the server drops what silo `without` sends."""
     key = {"key": FieldSpec(Ragged, masking="key")}
@@ -526,8 +526,13 @@ def test_keys_of_another_silo_are_refused() -> None:
     twice, foreign = told.offers.copy(), told.offers.copy()
     twice[2] = twice[0]
     foreign[1] = foreign[2]
+    with raises_code(SumError, "secure-sum", silo="c"):
+        RowMasks.agree(started.silos["b"], replace(told, offers=twice), names_at("b"))
+    none = told.offers.copy()
+    none[0, :32] = 255  # no point of the curve in its only form
+    with raises_code(SumError, "secure-sum", silo="a"):
+        RowMasks.agree(started.silos["b"], replace(told, offers=none), names_at("b"))
     others = (
-        replace(told, offers=twice),
         replace(told, offers=foreign),
         replace(told, silos=("a", "x", "c", "d")),
         replace(told, silos=("a", "b", "c", "c")),

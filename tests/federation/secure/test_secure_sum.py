@@ -19,7 +19,7 @@ from silograph.federation.secure.protocol import (
     ABSENT,
     PRESENT,
     VANISHED,
-    Confirmed,
+    Confirmation,
     Dealt,
     Prover,
     PublicKeys,
@@ -393,7 +393,7 @@ def test_one_silo_alone_cannot_frame_another() -> None:
     parties = send_masked(values_of(names_of(3)))
     confirm(parties, ["silo0"])
     tags = parties.silos["silo0"].confirm(parties.server.states).tags
-    parties.server.add_confirmed("silo0", Confirmed(tags, frozenset({"silo2"})))
+    parties.server.add_confirmed("silo0", Confirmation(tags, frozenset({"silo2"})))
     with raises_code(SumError, "secure-sum", silo=""):
         parties.server.check_holders()
 

@@ -40,7 +40,7 @@ from silograph.federation.session.message import (
 from silograph.federation.session.peer import Peer
 from silograph.federation.session.responder import Responder
 from silograph.federation.session.state_store import StateStore
-from silograph.federation.session.summed_reply import SummedReply, Summing
+from silograph.federation.session.summed_reply import SumContext, SummedReply
 from silograph.graph.block.block import ClientBlock, Route
 
 Built = tuple[ClientBlock, Route]
@@ -541,8 +541,8 @@ def test_silos_that_are_asked_for_unlike_things_share_nothing(what: str) -> None
         agreed = replace(sums, silos=2**20) if other and what == "silos" else sums
         inbox = {"weights/w": Shared(weights)}
         called = digest_of_names([*names, "d"] if other and what == "called silos" else names)
-        summing = Summing(name, TOKEN, called, agreed, RevealedSums())
-        replies[name] = SummedReply(summing, envelope, reply, by, inbox)
+        context = SumContext(name, TOKEN, called, agreed, RevealedSums())
+        replies[name] = SummedReply(context, envelope, reply, by, inbox)
     keys, seeds = {}, {}
     for name, each in replies.items():
         keys[name], seeds[name] = read_keys(each.keys()[1])

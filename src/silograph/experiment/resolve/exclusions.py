@@ -754,27 +754,30 @@ def exclusions_of_silos(config: RunConfig, num_silos: int) -> Iterator[Exclusion
 
 def exclusions_of_shards(config: RunConfig, parts: Parts) -> Iterator[Exclusion]:
     """Yield what needs the whole graph in one process, which shards are there to avoid."""
-    method = parts.method.part
-    needs_graph = method.setting.uncut or method.setting.held(parts.method.options) is not None
+    method, remedy = parts.method.part, "or run on the graph itself, without shards"
     yield (
-        needs_graph,
+        method.setting.uncut or method.setting.held(parts.method.options) is not None,
         f"expected a method whose clients hold the graph, got {method.name}, which reads it uncut: "
-        "give the data that the shards were written from",
-        ("dataset", "method"),
+        f"choose another, {remedy}",
+        ("method",),
     )
     for name in ("local_bias", "class_weight", "feature_drift"):
         yield (
             getattr(config, name),
             f"expected shards without {name}, got {name}={getattr(config, name)}, which reads all "
-            "labels or features at once: leave it out, or give the data that the shards were "
-            "written from",
-            ("dataset", name),
+            f"labels or features at once: leave it out, {remedy}",
+            (name,),
         )
     yield (
+        config.normalize == "standard_client",
+        "expected normalize none, row or standard for shards, got standard_client: choose another, "
+        f"{remedy}",
+        ("normalize",),
+    )
+    yield (
         torch.device(config.device).type != "cpu",
-        f"expected device=cpu with shards, got {config.device}: give the data that the shards were "
-        "written from",
-        ("dataset", "device"),
+        f"expected device=cpu with shards, got {config.device}: leave it out, {remedy}",
+        ("device",),
     )
 
 

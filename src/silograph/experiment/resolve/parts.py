@@ -149,7 +149,9 @@ def choose_parts(config: RunConfig, method: Method | None = None) -> Parts:
 def row_minimum_of(config: RunConfig | ResolvedConfig) -> RowMinimum:
     """Return what protects exchanged rows; partial sums are masked wherever other sums are."""
     return RowMinimum(
-        config.min_nodes_per_row, config.min_silos_per_row, masked=config.secure_aggregation
+        config.min_nodes_per_row,
+        config.min_silos_per_row,
+        rows_are_masked=config.secure_aggregation,
     )
 
 

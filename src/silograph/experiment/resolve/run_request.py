@@ -462,10 +462,12 @@ def with_shard_settings(config: RunConfig, shards: Shards) -> RunConfig:
     """
     defaults, in_shards = RunConfig(), {name: shards.settings[name] for name in OF_DATA}
     in_shards["clients"] = shards.num_clients
-    expected = {"partition": CUT, **dict.fromkeys(IN_SHARDS), **in_shards}
+    expected = {"partition": shards.settings["partition"]}
+    expected |= {**dict.fromkeys(IN_SHARDS), **in_shards}
     for name, value in expected.items():
         given = getattr(config, name)
-        if given not in (getattr(defaults, name), value):
+        # A run's own config, as its result folder has it, says that the data are cut already.
+        if given not in (getattr(defaults, name), value) and (name, given) != ("partition", CUT):
             known = "none" if value is None else repr(value)
             raise ConfigError(
                 f"{name}: expected {known} with shards, got {given!r}: they were written so; leave "

@@ -10,6 +10,7 @@ import torch
 from silograph.core.config import RunConfig, with_keywords
 from silograph.core.errors import ConfigError, mistake
 from silograph.core.numeric_state import standard_numerics
+from silograph.experiment.resolve.exclusions import check_exclusions, exclusions_of_shards
 from silograph.experiment.resolve.resolve import RunRequest, SimulatedRun, parse_request
 from silograph.experiment.resolve.run_request import IN_SHARDS
 from silograph.experiment.run.result_folder import figures_of, sizes_of
@@ -75,30 +76,14 @@ def shard(
 
 def _check(request: RunRequest) -> None:
     """Raise `ConfigError` for options with which clients could not be read one by one."""
-    config, method = request.config, request.parts.method.part
+    config = request.config
     if request.source.kind == "shards":
         raise ConfigError(
             f"expected a graph or silos to cut, got {config.dataset}, which holds shards: give the "
             "data that they were written from",
             **mistake("option-value", "dataset", config.dataset),
         )
-    if method.setting.uncut:
-        raise ConfigError(
-            f"expected a method whose clients hold the graph, got {method.name}: leave method out",
-            **mistake("conflicting-options", ["method"]),
-        )
-    for name in ("class_weight", "feature_drift"):
-        if getattr(config, name):
-            raise ConfigError(
-                f"expected shards without {name}, got {getattr(config, name)}: leave it out",
-                **mistake("conflicting-options", [name]),
-            )
-    if config.normalize == "standard_client":
-        raise ConfigError(
-            "expected normalize none, row or standard for shards, got standard_client: choose "
-            "another, or run on the graph itself",
-            **mistake("option-value", "normalize", config.normalize),
-        )
+    check_exclusions(exclusions_of_shards(config, request.parts))
 
 
 def _write_clients(run: SimulatedRun, folder: Path) -> Shards:

@@ -117,7 +117,7 @@ class Dealt:
 
 
 @dataclass(frozen=True)
-class Confirmed:
+class Confirmation:
     """A silo's confirmation of who is there.
 
     Attributes:
@@ -169,18 +169,17 @@ def _own_seed(secret: int) -> bytes:
     return derive_key(to_bytes(secret), b"own mask")
 
 
-def check_keys(keys: PublicKeys, name: str, others: Collection[bytes]) -> None:
+def check_keys(keys: Sequence[bytes], name: str, others: Collection[bytes]) -> None:
     """Raise `SumError` for public keys that are none, or that somebody has sent before.
 
     Args:
-        keys: of silo `name`.
+        keys: all public keys of silo `name`.
         name: of whom they are.
         others: public keys of other silos.
     """
-    for key in (keys.mask, keys.channel):
-        if not is_public_key(key):
-            raise SumError(f"expected public keys of {name}, got some that are none", name)
-    if keys.mask == keys.channel or {keys.mask, keys.channel} & set(others):
+    if not all(map(is_public_key, keys)):
+        raise SumError(f"expected public keys of {name}, got some that are none", name)
+    if len(set(keys)) < len(keys) or set(keys) & set(others):
         raise SumError(f"expected different public keys from every silo, got {name}'s twice", name)
 
 
@@ -364,8 +363,9 @@ class SiloSum:
             )
         seen: set[bytes] = set()
         for name in (self._name, *(n for n in self._partners if n in others)):
-            check_keys(keys[name], name, seen)
-            seen |= {keys[name].mask, keys[name].channel}
+            public = keys[name].mask, keys[name].channel
+            check_keys(public, name, seen)
+            seen |= set(public)
             if name != self._name and not self._prover.accepts(self._about, name, keys[name]):
                 raise SumError(
                     f"expected keys that {name} has proved by the silos' secret, got others", name
@@ -415,7 +415,7 @@ class SiloSum:
         digests = tuple(_digest(share, self._about) for share in pair)
         return pair if digests == (part.mask_digest, part.own_digest) else None
 
-    def confirm(self, states: Mapping[str, int]) -> Confirmed:
+    def confirm(self, states: Mapping[str, int]) -> Confirmation:
         """Confirm who is there to the silo's partners.
 
         Args:
@@ -441,7 +441,7 @@ class SiloSum:
         self._states = dict(states)
         there = [name for name in self._masked_with if states[name] == PRESENT]
         tags = {name: self._tag(self._name, name) for name in there}
-        return Confirmed(tags, frozenset(self._masked_with) - self._shares.keys())
+        return Confirmation(tags, frozenset(self._masked_with) - self._shares.keys())
 
     def _tag(self, sender: str, receiver: str) -> bytes:
         """Return what authenticates the list from one silo to another; this is one of them."""
@@ -510,7 +510,7 @@ class ServerSum:
     dealt: dict[str, Mapping[str, Dealt]] = field(default_factory=dict)
     total: np.ndarray | None = None
     present: list[str] = field(default_factory=list)
-    confirmed: dict[str, Confirmed] = field(default_factory=dict)
+    confirmed: dict[str, Confirmation] = field(default_factory=dict)
     revealed: dict[str, Revealed] = field(default_factory=dict)
     called: tuple[str, ...] = ()
     seeds: dict[str, bytes] = field(default_factory=dict)
@@ -554,7 +554,7 @@ class ServerSum:
         if name in self.keys or self.dealt:
             raise SumError(f"expected public keys of {name} once, got them again", name)
         seen = [key for each in self.keys.values() for key in (each.mask, each.channel)]
-        check_keys(keys, name, seen)
+        check_keys((keys.mask, keys.channel), name, seen)
         self.keys[name] = keys
         if seed is not None:
             self.seeds[name] = seed
@@ -594,7 +594,7 @@ class ServerSum:
             for name in self.silos
         }
 
-    def add_confirmed(self, name: str, confirmed: Confirmed) -> None:
+    def add_confirmed(self, name: str, confirmed: Confirmation) -> None:
         """Take a silo's confirmation; raise `SumError` where it is not expected."""
         if name not in self.present or name in self.confirmed or self.revealed:
             raise SumError(f"expected a confirmation of {name} once and in time, got others", name)
@@ -625,7 +625,7 @@ class ServerSum:
 
     def request_for(self, name: str) -> tuple[list[str], list[str]]:
         """Return of which silos a silo is to reveal shares of own masks, and of mask keys."""
-        own = self.confirmed.get(name, Confirmed({}))
+        own = self.confirmed.get(name, Confirmation({}))
         near = {name, *self.partners[name]} - own.unusable
         known = [n for n in self.silos if n in near and n in self.dealt]
         there = set(self.present)

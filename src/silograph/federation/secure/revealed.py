@@ -165,9 +165,10 @@ class RevealedSums:
         line = json.dumps(facts).encode() + b"\n"
         handle = os.open(self._path, os.O_WRONLY | os.O_CREAT, 0o600)
         try:
+            # What is left of a line that a crash cut short would damage the one written next.
             os.ftruncate(handle, self._end)
             os.pwrite(handle, line, self._end)
-            os.fsync(handle)
+            os.fsync(handle)  # a sum must not be forgotten once its shares have left
         finally:
             os.close(handle)
         self._end += len(line)
@@ -190,5 +191,6 @@ def allowed_silos(names: list[str], earlier: list[frozenset[str]]) -> list[str] 
     there = frozenset(names)
     if not earlier:
         return names
+    # The largest earlier set that is still there: silos refuse every other set that they are in.
     whole = max((silos for silos in earlier if silos <= there), key=len, default=None)
     return None if whole is None else [name for name in names if name in whole]

@@ -62,7 +62,7 @@ from silograph.federation.secure.masks import (
     seal,
     unseal,
 )
-from silograph.federation.secure.protocol import Prover, PublicKeys
+from silograph.federation.secure.protocol import Prover, PublicKeys, check_keys
 from silograph.federation.secure.row_form import (
     MOST_PART,
     OFFER_BYTES,
@@ -208,15 +208,18 @@ class RowMasks:
     def _check_offers(self, silos: Sequence[str], offers: np.ndarray) -> int:
         """Return the position of this silo among all."""
         own, texts = self.offer(), [row.tobytes() for row in offers]
-        present = [text[:KEY_BYTES] for text in texts if text != NOBODY]
         is_valid = len(silos) == len(texts) == len(set(silos)) and self._name in silos
         if not is_valid or texts[silos.index(self._name)] != own:
             raise SumError("expected this silo with its key among all silos, got others")
-        if len(set(present)) < len(present):
-            raise SumError("expected a different public key from every silo, got one twice")
+        seen: set[bytes] = set()
         for name, text in zip(silos, texts, strict=True):
+            if text == NOBODY:  # away: its rows are left out, see `_is_lost`
+                continue
             keys = PublicKeys(text[:KEY_BYTES], b"", b"", text[KEY_BYTES:])
-            if text not in (own, NOBODY) and not self._prover.accepts(self._about, name, keys):
+            # With one key at two silos, masks that the server knows of one would hide the other.
+            check_keys((keys.mask,), name, seen)
+            seen.add(keys.mask)
+            if text != own and not self._prover.accepts(self._about, name, keys):
                 raise SumError(
                     f"expected a key that {name} has proved by the silos' secret, got another", name
                 )
@@ -225,10 +228,7 @@ class RowMasks:
     def _partner(
         self, position: int, public: bytes, both: RowList, sends: RowList, receives: RowList
     ) -> Partner:
-        try:
-            secret = self._keys.agree(public)
-        except ValueError as error:
-            raise SumError("expected a public key of each silo, got one that is none") from error
+        secret = self._keys.agree(public)  # a key that `_check_offers` has seen
         return Partner(position, secret, self._keys.public < public, both, sends, receives)
 
     def mask(self, rows: np.ndarray, slots: np.ndarray | None) -> np.ndarray:
@@ -243,6 +243,7 @@ class RowMasks:
         """
         if self._partners is None or not self._is_summed:
             raise SumError("expected keys and the sum of the call before, before more is masked")
+        # The silo counts calls itself: a server that names a call twice gets no mask twice.
         self._calls, self._is_summed = self._calls + 1, False
         self._context = f"{self._calls}".encode() + self._sent_to_all
         place = _places(self._slots, slots, len(rows))
@@ -253,8 +254,10 @@ class RowMasks:
             add(partner.both, partner.secret, b"mask", subtract=subtract)
             direction = b"pad, first to second" if partner.is_first else b"pad, second to first"
             add(partner.sends, partner.secret, direction)
+        # No sum is taken of rows whose owner or a contributor is away, so their values must not
+        # leave: without that silo's keys they have fewer masks. Random numbers stand in for them.
         lost = place[self._is_lost.nonzero()[0]]
-        lost = lost[lost >= 0]  # of these no sum is taken: their values do not leave
+        lost = lost[lost >= 0]
         noise = expand_mask(os.urandom(KEY_BYTES), len(lost) * width)
         total[lost] = noise.reshape(len(lost), width)
         return total.view(np.int64)
@@ -283,6 +286,7 @@ class RowMasks:
         signed = total.view(np.int64)
         count = np.zeros(len(sums))
         count[place[place >= 0]] = self._contributors[place >= 0]
+        # True parts are small; a mask that has not cancelled is uniform and nearly always large.
         most = np.abs(signed.astype(np.float64)).max(axis=1, initial=0)
         if (most > count * MOST_PART).any():
             raise SumError("expected sums of masked rows without masks, got some that have them")
@@ -445,7 +449,7 @@ def _places(size: int, chosen: np.ndarray | None, count: int) -> np.ndarray:
     return place
 
 
-class RowMasking:
+class RowMasker:
     """Masks the rows of a silo's messages: it reads and fills in the fields that specs mark.
 
     Args:
@@ -479,7 +483,7 @@ class RowMasking:
             if spec.masking == "keys":
                 agreement = _agreement_in(inbox)
                 self._pass().agree(agreement, self._rows_of_pass())
-                if self._slots is None:
+                if self._slots is None:  # of a part of the slots, sets differ from pass to pass
                     self._sets.check(agreement.silos, agreement.row_sets)
             elif spec.masking == "sum":
                 row = inbox.get("row")

@@ -14,7 +14,7 @@ from silograph.federation.secure.partners import partners_of
 from silograph.federation.secure.protocol import (
     DIGEST_BYTES,
     SEALED_BYTES,
-    Confirmed,
+    Confirmation,
     Dealt,
     PublicKeys,
     Revealed,
@@ -177,17 +177,17 @@ def read_states(payload: Payload, silos: Sequence[str]) -> dict[str, int]:
     return dict(zip(silos, _read(payload, "states", len(silos)).tolist(), strict=True))
 
 
-def confirmed_payload(confirmed: Confirmed, holders: Sequence[str]) -> dict[str, Stacked]:
+def confirmed_payload(confirmed: Confirmation, holders: Sequence[str]) -> dict[str, Stacked]:
     """Return a silo's confirmation as fields, with zeros for holders that get none."""
     flags = bytes(recipient in confirmed.unusable for recipient in holders)
     return {**tags_payload(confirmed.tags, holders), "unusable": _row_field(flags)}
 
 
-def read_confirmed(payload: Payload, holders: Sequence[str]) -> Confirmed:
+def read_confirmed(payload: Payload, holders: Sequence[str]) -> Confirmation:
     """Return a silo's confirmation."""
     flags = _read(payload, "unusable", len(holders)).tolist()
     unusable = frozenset(h for h, flag in zip(holders, flags, strict=True) if flag)
-    return Confirmed(read_tags(payload, holders), unusable)
+    return Confirmation(read_tags(payload, holders), unusable)
 
 
 def tags_payload(tags: Mapping[str, bytes], holders: Sequence[str]) -> dict[str, Stacked]:

@@ -191,7 +191,7 @@ def successors_of_revoked(
         versions: of each silo's key, the newest last.
         revoked: public keys, 32 bytes each.
     """
-    successors = []
+    successors: list[KeyVersion] = []
     for each in (version for chain in versions.values() for version in chain if version.signature):
         text = succession_text(each.name, each.version, each.public)
         signers = (*revoked, *(former.public for former in successors))

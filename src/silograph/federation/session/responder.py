@@ -67,7 +67,7 @@ from silograph.federation.session.silo_data import (
 from silograph.federation.session.state_store import StateStore
 
 if TYPE_CHECKING:
-    from silograph.federation.secure.row_masks import RowMasking
+    from silograph.federation.secure.row_masks import RowMasker
     from silograph.federation.session.summed_reply import SummedReply
 
 # --- What a server's messages of facts say, read and checked -------------------------------------
@@ -171,7 +171,7 @@ class Responder:
         self._state: State = {}
         self._round = BLANK  # the last one that it was called in
         self._summed: SummedReply | None = None  # the reply to the last call, if it is summed
-        self._row_masking: RowMasking | None = None  # masks rows, in runs with secure aggregation
+        self._row_masking: RowMasker | None = None  # masks rows, in runs with secure aggregation
         self._sequence = 0
         self._current_op = ""  # the op, or the type of the message
         self.ended: str | None = None  # why the run is over, once it is
@@ -345,9 +345,9 @@ class Responder:
             self.audit.record_agreement({"config": digest, **prepared.agreed})
             self._prepared, self._facts = prepared, facts
             if prepared.secure is not None and prepared.rows is not None:
-                from silograph.federation.secure.row_masks import RowMasking  # needs cryptography
+                from silograph.federation.secure.row_masks import RowMasker  # needs cryptography
 
-                self._row_masking = RowMasking(
+                self._row_masking = RowMasker(
                     self._name or "",
                     prepared.secure,
                     self._token,
@@ -528,12 +528,12 @@ class Responder:
         sent_envelope, sent = answer, reply
         if call.by is not None:
             assert prepared.secure is not None  # see `_call`
-            from silograph.federation.session.summed_reply import SummedReply, Summing
+            from silograph.federation.session.summed_reply import SumContext, SummedReply
 
             name = self._name or ""
             private = prepared.private if is_noised(agreed_call.op) else None
             self._summed = SummedReply(
-                Summing(name, self._token, call.called, prepared.secure, self._store.revealed),
+                SumContext(name, self._token, call.called, prepared.secure, self._store.revealed),
                 answer,
                 reply,
                 call.by,

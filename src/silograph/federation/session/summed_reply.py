@@ -47,7 +47,7 @@ def name_of_sum(envelope: Envelope) -> bytes:
 
 
 @dataclass(frozen=True, eq=False)
-class Summing:
+class SumContext:
     """How a silo takes part in a sum.
 
     Attributes:
@@ -69,7 +69,7 @@ class SummedReply:
     """One reply of a silo that is summed.
 
     Args:
-        summing: how the silo takes part.
+        context: how the silo takes part.
         envelope: of the reply.
         reply: as the op has returned it, checked.
         by: field with the weights of a mean; "" of a sum.
@@ -82,16 +82,16 @@ class SummedReply:
 
     def __init__(
         self,
-        summing: Summing,
+        context: SumContext,
         envelope: Envelope,
         reply: Payload,
         by: str,
         inbox: Payload,
         private: PrivateReplies | None = None,
     ) -> None:
-        sums = summing.sums
+        sums = context.sums
         layout = layout_of_reply(reply, envelope.kind, by, sums.silos)
-        self._name, self._envelope = summing.name, envelope
+        self._name, self._envelope = context.name, envelope
         self._about = name_of_sum(envelope)
         self._reply, self._inbox, self._layout, self._private = reply, inbox, layout, private
         self._values: np.ndarray = vector_of(reply, 0, layout)
@@ -101,14 +101,14 @@ class SummedReply:
         # gives it other weights, could tell its part of the sum from that of the others.
         shared = {n: field for n, field in inbox.items() if isinstance(field, Shared)}
         request = repr((layout, sums.silos)).encode() + digest_of_fields(shared)
-        context = summing.run + summing.called + request
+        about_run = context.run + context.called + request
         self._sum = SiloSum(
-            summing.name,
+            context.name,
             self._about,
             sums.least,
-            Prover(sums.secret, context, is_strict=sums.needs_proofs),
-            called=summing.called,
-            history=summing.history,
+            Prover(sums.secret, about_run, is_strict=sums.needs_proofs),
+            called=context.called,
+            history=context.history,
         )
         self._silos: list[str] = []
         self._most_silos = sums.silos
