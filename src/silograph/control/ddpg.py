@@ -676,7 +676,9 @@ def observe(
         row = {OBSERVATION: state[OBSERVATION], "after": new[OBSERVATION], "action": action}
         figures = {"score": standing.val_score, "seconds": seconds}
         for name, t in (row | {n: _scalar(v) for n, v in figures.items()}).items():
-            new[f"profile/{name}"] = _replace_row(new[f"profile/{name}"], rounds, t)
+            new[f"profile/{name}"] = new[f"profile/{name}"].index_copy(
+                0, torch.tensor([rounds]), t.to(new[f"profile/{name}"].dtype)[None]
+            )
         return _finish_profile(options, new) if rounds + 1 == PROFILE else new
     reward = rewards(options, new, _scalar(standing.val_score), _scalar(seconds))
     before, after = (scaled_state(new, t[OBSERVATION])[None] for t in (state, new))
@@ -688,11 +690,8 @@ def note(options: AgentOptions, state: ControllerState, rounds: int) -> str | No
     """Return a note that the agent has set nothing yet if a run ends within the profile."""
     if not options.explore or int(state["rounds"]) > PROFILE:
         return None
-    return f"{_all_of(rounds)} the agent's profile (it takes {PROFILE}): the agent set nothing"
-
-
-def _all_of(rounds: int) -> str:
-    return f"all {rounds} rounds were" if rounds > 1 else "the only round was"
+    which = f"all {rounds} rounds were" if rounds > 1 else "the only round was"
+    return f"{which} the agent's profile (it takes {PROFILE}): the agent set nothing"
 
 
 def rewards(
@@ -792,10 +791,6 @@ def to_action(knobs: Knobs, values: Mapping[str, Tensor]) -> Tensor:
 
 def _num_values(knob: Knob, clients: int) -> int:
     return clients if knob.by_client else 1
-
-
-def _replace_row(t: Tensor, row: int, value: Tensor) -> Tensor:
-    return t.index_copy(0, torch.tensor([row]), value.to(t.dtype)[None])
 
 
 def _draw_normal(key: Key, size: int) -> Tensor:

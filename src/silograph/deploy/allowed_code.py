@@ -86,7 +86,8 @@ def read_source(source: str) -> AllowedSource:
     module, digest = module_of(source), digest_of_source(source)
     if digest == source:
         raise ConfigError(f"expected code in a file to allow, got {source}, which has none")
-    modules = [module, *_parts_of(module.__name__)]
+    loaded, prefix = sys.modules.copy(), f"{module.__name__}."
+    modules = [module, *(loaded[name] for name in sorted(loaded) if name.startswith(prefix))]
     methods = {name: v for name, v in vars(module).items() if isinstance(v, Method)}
     library = list(METHODS.values())
     return AllowedSource(
@@ -96,12 +97,6 @@ def read_source(source: str) -> AllowedSource:
         {name: method for name, method in methods.items() if method not in library},
         {name: v for name, v in vars(module).items() if _is_model(v, modules)},
     )
-
-
-def _parts_of(package: str) -> Iterator[ModuleType]:
-    """Yield the modules of a package that are loaded."""
-    loaded = sys.modules.copy()
-    yield from (loaded[name] for name in sorted(loaded) if name.startswith(f"{package}."))
 
 
 def _is_model(value: object, modules: Sequence[ModuleType]) -> bool:

@@ -121,13 +121,11 @@ class KeyWatch:
 
     def _read_stamps(self) -> list[tuple[int, int, int] | None]:
         """Return what changes with the files: inode, size and time of writing."""
-        keys, stamps = self._settings.keys, list[tuple[int, int, int] | None]()
+        keys = self._settings.keys
         paths = [path for path in (keys, self._settings.revoked) if path is not None]
         if keys is not None and keys.is_dir():
             paths += sorted(keys.glob("*.pub"))
-        for path in paths:
-            stamps.append(_stamp_of(path))
-        return stamps
+        return [_stamp_of(path) for path in paths]
 
     def _warn_of_certificate(self) -> None:
         from silograph.federation.session.identity import end_warning, ends_of

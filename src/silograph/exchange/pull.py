@@ -180,7 +180,8 @@ def pull(
     Raises:
         ProtocolError: a row that is missing where it must not be, or a reply of another form.
     """
-    _check_form(ask, form)
+    if form.since and ask is None:
+        raise ProtocolError("expected clients that ask in a pull of changed rows, got none")
     call = _PullCall(fed, what, key, dict(inbox or {}), form)
     if call.has_missing_rows:
         to = [name for name in (fed.ids if to is None else to) if name not in fed.away]
@@ -359,11 +360,6 @@ def rows_for_slots(fed: Federation, wanted: WantedRows, sent: Payload, send: Op)
     rows = _rows_of_members(fed, sent, "rows", send, positions_of(fed.ids, None), runs).t
     place = torch.searchsorted(wanted.rows, wanted.request.target)
     return Ragged(rows[place.to(rows.device)], wanted.request.off)
-
-
-def _check_form(ask: Op | None, form: PullForm) -> None:
-    if form.since and ask is None:
-        raise ProtocolError("expected clients that ask in a pull of changed rows, got none")
 
 
 def _all_slots(fed: Federation, requesters: Tensor) -> _Request:

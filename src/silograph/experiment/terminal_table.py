@@ -113,15 +113,11 @@ def _split_into_tables(
         )
 
 
-def _total_width(widths: Sequence[int]) -> int:
-    """Return the columns of text that a table takes: one after each cell, one between two."""
-    return sum(widths) + 2 * len(widths) - 1
-
-
 def _narrow_columns(full_widths: Sequence[int], min_widths: Sequence[int], width: int) -> list[int]:
     """Return widths that fit, the widest column narrowed first, none below its least width."""
     widths = list(full_widths)
-    while _total_width(widths) > width and widths != list(min_widths):
+    # A table takes one column after each cell, and one between two.
+    while sum(widths) + 2 * len(widths) - 1 > width and widths != list(min_widths):
         _, widest = max((current, n) for n, current in enumerate(widths) if current > min_widths[n])
         widths[widest] -= 1
     return widths

@@ -298,7 +298,7 @@ def describe(
     local_means, uncut_mean = None, None
     if clustering:
         local = connect(replace(graph, edge_weight=None), partition)[0]
-        local_means = _client_means(local_clustering(local), client, sizes)
+        local_means = torch.bincount(client, local_clustering(local), len(sizes)) / sizes
         uncut_mean = float(local_clustering(graph.adj).mean())
     return CutStatistics(
         ids=partition.ids,
@@ -414,11 +414,6 @@ def leaked_tests(copies: Split, partition: Partition) -> int:
 
 def _mean(values: np.ndarray) -> float:
     return float(values.mean()) if len(values) else math.nan
-
-
-def _client_means(values: Tensor, client: Tensor, sizes: Tensor) -> Tensor:
-    """Return the mean of values (n,) over each client's rows, (C,) float64."""
-    return torch.bincount(client, values, len(sizes)) / sizes
 
 
 def _labels(graph: Graph, nodes: Tensor, client: Tensor, clients: int) -> Tensor:

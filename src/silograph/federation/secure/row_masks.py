@@ -482,9 +482,11 @@ class RowMasker:
         for name, spec in specs.items():
             if spec.masking == "keys":
                 agreement = _agreement_in(inbox)
-                self._pass().agree(agreement, self._rows_of_pass())
-                if self._slots is None:  # of a part of the slots, sets differ from pass to pass
-                    self._sets.check(agreement.silos, agreement.row_sets)
+                if self._slots is not None:  # of these sets differ from pass to pass
+                    self._pass().agree(agreement, self._rows.with_part(self._slots))
+                    continue
+                self._pass().agree(agreement, self._rows)
+                self._sets.check(agreement.silos, agreement.row_sets)
             elif spec.masking == "sum":
                 row = inbox.get("row")
                 rows = None if row is None else _numbers(row)
@@ -533,10 +535,6 @@ class RowMasker:
         if self._masks is None:
             raise SumError("expected keys for masks of rows before rows, got none")
         return self._masks
-
-    def _rows_of_pass(self) -> RowNames:
-        """Return the rows with only the slots that take part; edges stay those of all slots."""
-        return self._rows if self._slots is None else self._rows.with_part(self._slots)
 
 
 def _agreement_in(inbox: Payload) -> Agreement:

@@ -323,17 +323,12 @@ def _read_labels(
             )
         class_names = () if one else [name.removeprefix(VALUE_) for name in columns]
     if values:
-        y = _targets(table, columns)
+        targets = [table.optional_numbers(column, "a number or nothing") for column in columns]
+        y = np.stack(targets, axis=1)
     else:
         y = _classes(table, columns[0], class_names) if one else _bits(table, columns)
     task = "node_value" if values else None
     return {"y": y, "num_classes": None, "task": task, "class_names": class_names}
-
-
-def _targets(table: Table, columns: list[str]) -> np.ndarray:
-    """Return targets (n, T) float64 with NaN where missing."""
-    targets = [table.optional_numbers(column, "a number or nothing") for column in columns]
-    return np.stack(targets, axis=1)
 
 
 def _places(table: Table, column: str) -> dict[str, int]:

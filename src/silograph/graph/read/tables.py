@@ -575,7 +575,9 @@ def chosen_weight(attributes: Mapping[str, Any]) -> tuple[str | None, list[str]]
     able = [name for name, values in edge_values.items() if name in WEIGHTS or _could_weigh(values)]
     weight_name = able[0] if able else None
     return weight_name, [
-        name for name, v in edge_values.items() if name != weight_name and _differ(v)
+        name
+        for name, v in edge_values.items()
+        if name != weight_name and v.ndim > 0 and bool((v != v[:1]).any())
     ]
 
 
@@ -791,7 +793,3 @@ def _could_weigh(values: np.ndarray) -> bool:
     """Whether values are one floating point number an edge, each of which could be a weight."""
     single = values.ndim == 1 or (values.ndim == 2 and values.shape[1] == 1)
     return single and values.dtype.kind == "f" and bool(usable(values).all())
-
-
-def _differ(rows: np.ndarray) -> bool:
-    return rows.ndim > 0 and len(rows) > 0 and bool((rows != rows[:1]).any())

@@ -245,7 +245,7 @@ def _column_warnings(
     if column.low == column.high:
         if not is_added:
             yield f"{name} has one value everywhere ({column.low:g}): drop it"
-    elif whole and any(_counts_rows(part) for part in parts):
+    elif whole and any(len(p) >= LEAST_ROWS and (np.diff(p) == 1).all() for p in parts):
         yield f"{name} numbers the rows of a silo: drop it"
     elif whole and len(np.unique(values)) == len(values):
         yield f"{name} has another whole number at each node, as a key has: drop it"
@@ -268,10 +268,6 @@ def _drift_warnings(column: ColumnSummary) -> Iterator[str]:
             f"{column.column} differs between {a} and {b} (distance {column.drift:.2f} of 1): "
             "another unit or coding?"
         )
-
-
-def _counts_rows(values: np.ndarray) -> bool:
-    return len(values) >= LEAST_ROWS and bool((np.diff(values) == 1).all())
 
 
 def _areas(parts: Sequence[np.ndarray], members: Sequence[Silo]) -> Iterator[tuple[str, float]]:
