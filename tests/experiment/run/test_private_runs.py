@@ -15,7 +15,7 @@ import silograph as sg
 from mistakes import raises_code
 from runs import FAST, MakeGraph, go, of, outcome, rows_of, run_until, same_bits, weights_of
 from silograph.core.config import make_config
-from silograph.core.errors import ConfigError, ProtocolError
+from silograph.core.errors import ConfigError, PolicyError
 from silograph.core.key import Key
 from silograph.core.kinds import Kind
 from silograph.core.payload import Payload, Stacked
@@ -180,7 +180,7 @@ def test_a_reply_without_noise_is_refused(make_graph: MakeGraph) -> None:
     """Whatever a method declares: a silo would not send it."""
     setup = prepare(make_config(FAST | DP), make_graph(60))
     inbox = to_payload(GlobalModel(first_weights(setup)))
-    with pytest.raises(ProtocolError):
+    with raises_code(PolicyError, "refused-by-policy", rule="differential privacy"):
         setup.federation.call(train, inbox, what=Kind.WEIGHTS, key=Key.of(0))
 
 

@@ -18,7 +18,6 @@ import torch
 
 from mistakes import raises_code
 from silograph.core.errors import CheckpointError, PolicyError, ProtocolError
-from silograph.core.key import Key
 from silograph.core.kinds import Kind
 from silograph.core.payload import Shared, Stacked
 from silograph.evaluation.evaluate import judge_server
@@ -31,9 +30,8 @@ from silograph.federation.privacy.budget import (
     PrivacyLedger,
     read_or_make_secret,
 )
-from silograph.federation.privacy.release import shares_of
+from silograph.federation.privacy.release import check_release, shares_of
 from silograph.federation.privacy.updates import CLIP_UNITS, UpdatePrivacy
-from silograph.federation.program import Call
 from silograph.federation.session.private_reply import PrivateReplies
 from silograph.methods.clipped_updates import train_clipped
 from silograph.methods.local_training import begin
@@ -261,20 +259,19 @@ def test_noise_of_a_sum_over_fewer_silos_is_used_once(tmp_path: Path) -> None:
 # --- What may leave ------------------------------------------------------------------------------
 
 
-def test_a_silo_sends_nothing_but_noised_sums_and_zeros(tmp_path: Path) -> None:
+def test_a_silo_sends_nothing_but_noised_sums_and_zeros() -> None:
     """Whatever an op returns: the silo leaves the run before such a reply."""
-    own = replies(tmp_path)
-    train = Call(train_clipped, Kind.WEIGHTS, Key.of(0))
-    judge = Call(judge_server, Kind.EVALUATION, Key.of(0))
-    begin_run = Call(begin, Kind.CONTROL, Key.of(0))
     zeros, ones = ({"val.nodes": Stacked(torch.full((1,), n))} for n in (0, 1))
-    own.check_leaves(train, REPLY)
-    own.check_leaves(judge, zeros)
-    own.check_leaves(begin_run, {})
-    for call, reply in ((judge, ones), (begin_run, zeros), (begin_run, ones)):
+    check_release(train_clipped, Kind.WEIGHTS, REPLY)
+    check_release(judge_server, Kind.EVALUATION, zeros)
+    check_release(begin, Kind.CONTROL, {})
+    for op, kind, reply in (
+        (judge_server, Kind.EVALUATION, ones),
+        (begin, Kind.CONTROL, zeros),
+        (begin, Kind.CONTROL, ones),
+    ):
         with raises_code(PolicyError, "refused-by-policy", rule="differential privacy"):
-            own.check_leaves(call, reply)
-    assert charges(tmp_path) == 0
+            check_release(op, kind, reply)
 
 
 def test_runs_that_hide_silos_count_for_nodes(tmp_path: Path) -> None:

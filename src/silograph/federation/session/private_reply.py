@@ -20,15 +20,14 @@ from hashlib import blake2b
 from typing import Any
 
 from silograph.core.errors import PolicyError, ProtocolError, mistake
-from silograph.core.kinds import Kind
 from silograph.core.payload import Payload, Shared
 from silograph.core.text import count_of
 from silograph.federation.frame import Envelope
 from silograph.federation.privacy.accounting import epsilon_of
 from silograph.federation.privacy.budget import CHARGED, REVEALED, USED, Charge, PrivacyLedger
-from silograph.federation.privacy.release import is_noised, shares_of
+from silograph.federation.privacy.release import shares_of
 from silograph.federation.privacy.updates import UpdatePrivacy, add_noise, spent_facts
-from silograph.federation.program import Call, digest_of_fields
+from silograph.federation.program import digest_of_fields
 
 
 class PrivateReplies:
@@ -52,21 +51,6 @@ class PrivateReplies:
     ) -> None:
         self._privacy, self._ledger, self._run, self._record = privacy, ledger, run, record
         self._key = blake2b(run.encode(), digest_size=32, key=secret, person=b"silograph noise")
-
-    def check_leaves(self, call: Call, reply: Payload) -> None:
-        """Raise `PolicyError` for a reply that is neither noised nor the same whatever the data.
-
-        Counts of evaluation are zeros: the silo scores the model for itself.
-        """
-        if is_noised(call.op) or not reply:
-            return
-        if call.reply_kind is Kind.EVALUATION and not any(f.t.any() for f in reply.values()):
-            return
-        raise PolicyError(
-            f"expected replies with noise only in a run with differential privacy, got one of "
-            f"{call.op.__name__} without: the silo leaves the run",
-            **mistake("refused-by-policy", "differential privacy"),
-        )
 
     def with_noise(self, envelope: Envelope, inbox: Payload, reply: Payload) -> Payload:
         """Return a reply with all of the noise, once it is charged.
