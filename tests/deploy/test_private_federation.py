@@ -25,6 +25,7 @@ from silograph.deploy.policy import PrivacyBudget, SiloPolicy
 from silograph.deploy.server import resume_server, serve
 from silograph.deploy.server_settings import ServerSettings
 from silograph.deploy.silo import Attendance, take_part_in_run
+from silograph.experiment.report.reading import WITHHELD
 from silograph.experiment.run.result import Result
 from silograph.federation.frame import Envelope
 from silograph.federation.privacy.accounting import epsilon_of
@@ -111,6 +112,9 @@ def test_only_noised_sums_leave(
         assert f"epsilon {spent['epsilon']:.4g} at delta 1e-05 of a silo" in shown
     page = (tmp_path / "out/report.html").read_text()
     assert "epsilon at delta" in page
+    for text in (page, result.summary(), result._repr_html_()):
+        assert WITHHELD in " ".join(text.split())
+        assert "GFLOP" not in text  # no column or figure that cannot be known
 
 
 @pytest.mark.parametrize("secure", SECURE)

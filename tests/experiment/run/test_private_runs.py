@@ -19,6 +19,7 @@ from silograph.core.errors import ConfigError, PolicyError
 from silograph.core.key import Key
 from silograph.core.kinds import Kind
 from silograph.core.payload import Payload, Stacked
+from silograph.experiment.report.reading import WITHHELD
 from silograph.experiment.run.setup import first_weights, prepare
 from silograph.federation.messages import to_payload
 from silograph.federation.privacy.release import SimulatedNoise
@@ -116,8 +117,12 @@ def test_what_a_result_says(make_graph: MakeGraph, tmp_path: Path) -> None:
     assert 0 < result.privacy["epsilon"] <= 20
     assert result.privacy["releases"] == result.config.rounds
     assert {row["train_loss"] for row in result.rounds} == {None}
+    assert result.advice is None  # more rounds need more noise
     assert "outside this guarantee" in result.summary()
-    assert "epsilon at delta" in (tmp_path / "run/report.html").read_text()
+    page = (tmp_path / "run/report.html").read_text()
+    assert "epsilon at delta" in page
+    assert "chosen by validation" not in page
+    assert WITHHELD not in " ".join(result.summary().split())  # a simulation has scores
     assert go(make_graph(60)).privacy is None
 
 

@@ -521,6 +521,9 @@ def state_of(run: RunRecord) -> str:
 
 def chosen_of(run: RunRecord) -> str:
     """Return how the best round is chosen, as a sentence."""
+    if run.is_private:
+        text = "With differential privacy the last round is the result, not one chosen by scores."
+        return f"{text} {run.withheld}" if run.withheld else text
     if not run.by_validation:
         if run.result is not None and run.result["val"]["uncut"] is not None:
             return "The last round is reported: no client sent validation counts to choose by."

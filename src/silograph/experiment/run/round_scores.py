@@ -282,6 +282,8 @@ def _score_columns(setup: Setup, judged: JudgedRound, view_names: tuple[str, ...
 
 def progress_of(setup: Setup, row: Row) -> str:
     """Return what progress shows of a row."""
+    if setup.config.dp_unit is not None and setup.simulated is None:
+        return "scores withheld: differential privacy"
     metric = run_metric(setup)
     value = row[f"val_{setup.method.evaluate.view}_{metric.name}"]
     value_text = "-" if value is None else f"{value:.3f}"
