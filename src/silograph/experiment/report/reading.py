@@ -36,7 +36,7 @@ from silograph.experiment.result_files import (
     read_json,
     read_rounds,
 )
-from silograph.experiment.terminal_table import better_untrained_text
+from silograph.experiment.terminal_table import better_personalized_text, better_untrained_text
 from silograph.task.metric_table import LOSS, METRICS, Metric, metric_of, reported
 
 VIEWS = ("server", "uncut", "personalized")
@@ -201,6 +201,14 @@ class RunRecord:
         at_silos = first | {n: s for n, s in self.untrained.items() if n != ALL_BIASES}
         scores = self.scores("test").get(self.judge)
         return better_untrained_text(self.metric, self.judge, scores, at_silos)
+
+    @property
+    def better_personalized(self) -> str | None:
+        """One line about clients whose own models are better than the server's; None elsewhere."""
+        scores = self.scores("test")
+        return better_personalized_text(
+            self.metric, self.judge, scores.get("server"), scores.get("personalized")
+        )
 
     @property
     def total_bytes(self) -> int:

@@ -54,6 +54,7 @@ from silograph.experiment.run.snapshot import CONTROLLER, DISTANCES, STATISTICS,
 from silograph.experiment.run.trained_model import Preprocessing, TrainedModel
 from silograph.experiment.terminal_table import (
     advice_of,
+    better_personalized_text,
     better_untrained,
     better_untrained_text,
     print_number_table,
@@ -512,8 +513,12 @@ class Result:
         worse = better_untrained_text(
             self.metric, view, getattr(self.test, view), self._untrained_at_silos
         )
-        if worse is not None:
-            yield f"note: {worse}"
+        better = better_personalized_text(
+            self.metric, view, self.test.server, self.test.personalized
+        )
+        for note in (worse, better):
+            if note is not None:
+                yield f"note: {note}"
 
     def _privacy_lines(self) -> Iterator[str]:
         """Yield what differential privacy has cost, and what is outside its guarantee."""
