@@ -3,7 +3,7 @@
 import json
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from silograph.cli import run_app
 from silograph.core.config import RunConfig
 from silograph.core.errors import ConfigError, SilographError
 from silograph.core.payload import Payload
-from silograph.deploy.policy import PrivacyBudget, SiloPolicy
+from silograph.deploy.policy import SiloPolicy
 from silograph.deploy.server import resume_server, serve
 from silograph.deploy.server_settings import ServerSettings
 from silograph.deploy.silo import Attendance, take_part_in_run
@@ -29,7 +29,12 @@ from silograph.experiment.report.reading import WITHHELD
 from silograph.experiment.run.result import Result
 from silograph.federation.frame import Envelope
 from silograph.federation.privacy.accounting import epsilon_of
-from silograph.federation.privacy.budget import LEDGER, SECRET, PrivacyLedger
+from silograph.federation.privacy.budget import (
+    LEDGER,
+    SECRET,
+    PrivacyBudget,
+    PrivacyLedger,
+)
 from silograph.federation.session.audit import read_audit
 from silograph.federation.session.message import Type
 from silograph.federation.session.summed_reply import SummedReply
@@ -167,12 +172,18 @@ def test_noise_is_the_silos_own(make_graph: MakeGraph, tmp_path: Path) -> None:
     assert {releases(silo) for silo in silos} == {2 * config.rounds}
 
 
-def test_a_budget_holds_over_all_runs(make_graph: MakeGraph, tmp_path: Path) -> None:
+def test_a_budget_holds_over_all_runs(
+    make_graph: MakeGraph, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """The second run would exceed it, and is refused before it begins."""
     config = config_of(3, **BASE)
     silos = private_folders(make_graph(60), config, tmp_path / "silos")
-    policies = {silos[1]: SiloPolicy(privacy_budget=PrivacyBudget(epsilon=60.0, delta=1e-5))}
-    federate(silos, config, PLAIN, policies=policies)
+    budget = PrivacyBudget(epsilon=60.0, delta=1e-5)
+    policies = {silos[1]: SiloPolicy(privacy_budget=budget)}
+    own = {silos[1]: {"audit": silos[1] / "audit.jsonl"}}
+    federate(silos, config, PLAIN, policies=policies, own=own, keep=True)
+    use = PrivacyLedger(silos[1] / "state").use_of(budget)
+    assert 0 < use.spent <= 50 < 60 < use.spent + use.left
     ledger = PrivacyLedger(silos[1] / "state").releases("silo")
     (run,) = ledger.values()
     twice = {multiplier: 2 * count for multiplier, count in run.items()}
@@ -181,8 +192,21 @@ def test_a_budget_holds_over_all_runs(make_graph: MakeGraph, tmp_path: Path) -> 
     with pytest.raises(ConfigError, match="privacy_budget"):
         federate(silos, config, PLAIN, policies=policies)
     assert (silos[1] / "state" / LEDGER).read_bytes() == before
-    cheaper = replace(config, dp_epsilon=5.0)
-    federate(silos, cheaper, PLAIN, policies=policies)
+    # What is left is said when the silo starts, in the audit, in the result and on its page.
+    cheaper, lines = replace(config, dp_epsilon=5.0), list[str]()
+    federate(silos, cheaper, PLAIN, policies=policies, own=own, silo_lines=lines)
+    assert f"privacy budget: {use}" in lines
+    (result,) = (silos[1] / "results").glob("*/result.json")
+    assert json.loads(result.read_text())["privacy"]["budget"] == asdict(use)
+    assert f"Privacy budget of all runs: {use}." in (result.parent / "report.html").read_text()
+    use = PrivacyLedger(silos[1] / "state").use_of(budget)
+    with (silos[1] / "audit.jsonl").open("rb") as file:
+        reading = read_audit(file)
+    assert (reading.budget, use.runs) == (use, 2)
+    assert run_app(["audit", str(silos[1] / "audit.jsonl"), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["privacy_budget"] == asdict(use)
+    assert run_app(["audit", str(silos[1] / "audit.jsonl")]) == 0
+    assert f"privacy budget: {use}" in " ".join(capsys.readouterr().out.split())
 
 
 def test_a_silo_with_a_budget_refuses_runs_without_noise(

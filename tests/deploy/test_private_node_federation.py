@@ -15,10 +15,10 @@ pytest.importorskip("dp_accounting")
 from runs import same_bits, weights_of
 from silograph.core.config import RunConfig
 from silograph.core.errors import ConfigError
-from silograph.deploy.policy import PrivacyBudget, SiloPolicy
+from silograph.deploy.policy import SiloPolicy
 from silograph.deploy.server_settings import ServerSettings
 from silograph.federation.privacy.accounting import epsilon_of
-from silograph.federation.privacy.budget import PrivacyLedger
+from silograph.federation.privacy.budget import PrivacyBudget, PrivacyLedger
 from silograph.federation.session.audit import read_audit
 from silograph.graph.graph import Graph
 from silos import config_of, federate, folders

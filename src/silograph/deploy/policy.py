@@ -36,6 +36,7 @@ from silograph.experiment.report.reading import size_text
 from silograph.experiment.resolve.parts import Parts
 from silograph.experiment.resolve.run_program import BESIDES, FEATURES, USERS, kinds_sent
 from silograph.experiment.resolve.user_code import is_spec
+from silograph.federation.privacy.budget import PrivacyBudget
 from silograph.federation.program import Program
 from silograph.federation.session.silo_data import SendingBounds
 from silograph.graph.silos.data import Silo
@@ -66,21 +67,6 @@ class RowRules:
 
     min_nodes: Exact = 1
     min_silos: Exact = 1
-
-
-@checked_dataclass(frozen=True, config=STRICT, kw_only=True)
-class PrivacyBudget:
-    """What all runs of a silo together may cost.
-
-    Attributes:
-        epsilon: at `delta`.
-        delta: probability that the bound does not hold.
-        unit: what the runs must hide: whether the whole `silo` takes part, or a `node` of it.
-    """
-
-    epsilon: Annotated[float, Field(gt=0, allow_inf_nan=False)]
-    delta: Annotated[float, Field(gt=0, lt=1)]
-    unit: Literal["silo", "node"] = "silo"
 
 
 @checked_dataclass(frozen=True, config=STRICT, kw_only=True)

@@ -22,7 +22,6 @@ from silograph.deploy.allowed_code import AllowedCode, split_names
 from silograph.deploy.policy import (
     NO_POLICY,
     PRIVATE,
-    PrivacyBudget,
     ProposedRun,
     SiloPolicy,
     check_code,
@@ -56,7 +55,12 @@ from silograph.experiment.resolve.run_program import (
 from silograph.experiment.run.setup import versions
 from silograph.federation.field_specs import EDGES, ROWS, TEST, TRAIN, VAL, Extent, extent_of
 from silograph.federation.matching import Disagreement, Hello, explain, hello, user_tags
-from silograph.federation.privacy.budget import SECRET, PrivacyLedger, read_or_make_secret
+from silograph.federation.privacy.budget import (
+    SECRET,
+    PrivacyBudget,
+    PrivacyLedger,
+    read_or_make_secret,
+)
 from silograph.federation.privacy.updates import UpdatePrivacy
 from silograph.federation.program import (
     ZERO,
@@ -503,7 +507,15 @@ class OwnData:
                 f"whose agreement is no longer in {state}: begin a new run",
                 **mistake("refused-by-policy", "privacy_budget"),
             )
-        return PrivateReplies(privacy, ledger, secret, audit.run, audit.record_charge)
+        budget = self.policy.privacy_budget
+        return PrivateReplies(
+            privacy,
+            ledger,
+            secret,
+            audit.run,
+            audit.record_charge,
+            budget if isinstance(budget, PrivacyBudget) else None,
+        )
 
     def report_line(self, line: str) -> None:
         """Report a line to the silo's own people."""
@@ -633,7 +645,11 @@ def take_part_in_run(
             nullcontext() if attendance.state is None else lock_state_folder(attendance.state),
             open_audit(attendance.audit, session_facts) as (audit, audit_note),
         ):
-            for line in (*_policy_lines(data, attendance), *([audit_note] if audit_note else [])):
+            lines = [*_policy_lines(data, attendance), *([audit_note] if audit_note else [])]
+            if isinstance(policy.privacy_budget, PrivacyBudget) and attendance.state is not None:
+                use = PrivacyLedger(attendance.state).use_of(policy.privacy_budget)
+                lines.append(f"privacy budget: {use}")
+            for line in lines:
                 report(Event(What.NOTE, data.name, note=line))
             silo = _make_attaching(own_data, attendance, roots, audit)
             for line in _exposure_lines(attendance):

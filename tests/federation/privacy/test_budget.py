@@ -27,6 +27,8 @@ from silograph.federation.privacy.budget import (
     CHARGED,
     LEDGER,
     SECRET,
+    BudgetUse,
+    PrivacyBudget,
     PrivacyLedger,
     read_or_make_secret,
 )
@@ -284,3 +286,29 @@ def test_runs_that_hide_silos_count_for_nodes(tmp_path: Path) -> None:
     expected = epsilon_of({multiplier: PRIVACY.releases, multiplier / 2: 1}, 1e-5)
     assert own.epsilon_of_all_runs(1e-5) == expected
     assert replies(tmp_path, "run 3").epsilon_of_all_runs(1e-5) < expected
+
+
+# --- What is left --------------------------------------------------------------------------------
+
+
+def test_what_is_left_counts_the_charges_of_all_runs(tmp_path: Path) -> None:
+    budget = PrivacyBudget(epsilon=8.0, delta=1e-6)
+    assert PrivacyLedger(tmp_path).use_of(budget) == BudgetUse(
+        unit="silo", delta=1e-6, allowed=8.0, spent=0.0, left=8.0, runs=0
+    )
+    own, lines = replies(tmp_path, "run 1"), list[Any]()
+    for number in range(3):
+        own.with_noise(ENVELOPE, request(number), REPLY)
+    ledger, secret = PrivacyLedger(tmp_path), read_or_make_secret(tmp_path)
+    wider = replace(PRIVACY, noise_multiplier=6.0)
+    own = PrivateReplies(wider, ledger, secret, "run 2", lines.append, budget)
+    own.with_noise(ENVELOPE, request(1), REPLY)
+    use = PrivacyLedger(tmp_path).use_of(budget)
+    # At the budget's delta, not at that of the runs, and by what was charged alone.
+    assert use.spent == epsilon_of({3.0: 3, 6.0: 1}, 1e-6)
+    assert (use.runs, use.allowed) == (2, 8.0)
+    assert 8.0 - use.spent < use.left < 8.0
+    assert lines[-1]["budget"] == own.spent()["budget"] == dataclasses.asdict(use)
+    assert "budget" not in replies(tmp_path, "run 3").spent()
+    of_nodes = PrivacyLedger(tmp_path).use_of(replace(budget, unit="node"))
+    assert of_nodes.spent == epsilon_of({1.5: 3, 3.0: 1}, 1e-6)

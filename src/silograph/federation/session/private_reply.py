@@ -16,6 +16,7 @@ other sum.
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from hashlib import blake2b
 from typing import Any
 
@@ -24,7 +25,14 @@ from silograph.core.payload import Payload, Shared
 from silograph.core.text import count_of
 from silograph.federation.frame import Envelope
 from silograph.federation.privacy.accounting import epsilon_of
-from silograph.federation.privacy.budget import CHARGED, REVEALED, USED, Charge, PrivacyLedger
+from silograph.federation.privacy.budget import (
+    CHARGED,
+    REVEALED,
+    USED,
+    Charge,
+    PrivacyBudget,
+    PrivacyLedger,
+)
 from silograph.federation.privacy.release import shares_of
 from silograph.federation.privacy.updates import UpdatePrivacy, add_noise, spent_facts
 from silograph.federation.program import digest_of_fields
@@ -39,6 +47,7 @@ class PrivateReplies:
         secret: of its noise.
         run: public name of the run.
         record: writes a charge into the audit file.
+        budget: of all runs of the silo; None: it has none.
     """
 
     def __init__(
@@ -48,8 +57,10 @@ class PrivateReplies:
         secret: bytes,
         run: str,
         record: Callable[[Mapping[str, Any]], None],
+        budget: PrivacyBudget | None = None,
     ) -> None:
         self._privacy, self._ledger, self._run, self._record = privacy, ledger, run, record
+        self._budget = budget
         self._key = blake2b(run.encode(), digest_size=32, key=secret, person=b"silograph noise")
 
     def with_noise(self, envelope: Envelope, inbox: Payload, reply: Payload) -> Payload:
@@ -113,24 +124,23 @@ class PrivateReplies:
     def epsilon_of_all_runs(self, delta: float) -> float:
         """Return what all runs cost at delta, this one counted to its end.
 
-        Charges under this run's name with another noise multiplier add to it. Of a node also what
-        runs that hide whole silos have cost: with another node an update is another one, which
-        moves the sum by twice the clip.
+        Charges under this run's name with another noise multiplier add to it.
         """
         multiplier, most = self._privacy.noise_multiplier, self._privacy.releases
-        by_run = self._ledger.releases(self._privacy.unit)
-        own = by_run.pop(self._run, Counter[float]())
-        own[multiplier] = max(own[multiplier], most)
-        total = sum(by_run.values(), own)
-        if self._privacy.unit == "node":
-            for releases in self._ledger.releases("silo").values():
-                total += Counter({scale / 2: count for scale, count in releases.items()})
+        total = self._ledger.total(self._privacy.unit)
+        total[multiplier] += max(0, most - self._charged()[multiplier])
         return epsilon_of(total, delta)
 
     def spent(self) -> dict[str, Any]:
-        """Return what the run has cost this silo so far."""
-        own = self._ledger.releases(self._privacy.unit).get(self._run, Counter[float]())
-        return spent_facts(self._privacy, own)
+        """Return what the run has cost this silo so far, and all runs of its budget."""
+        facts = spent_facts(self._privacy, self._charged())
+        if self._budget is not None:
+            facts["budget"] = asdict(self._ledger.use_of(self._budget))
+        return facts
+
+    def _charged(self) -> Counter[float]:
+        """Return the number of charges of this run by noise multiplier."""
+        return self._ledger.releases(self._privacy.unit).get(self._run, Counter[float]())
 
     def _seed(
         self,
@@ -160,9 +170,8 @@ class PrivateReplies:
         """
         if self._ledger.has(CHARGED, _name_of(seed)):
             return
-        unit, most = self._privacy.unit, self._privacy.releases
-        so_far = self._ledger.releases(unit).get(self._run, Counter[float]()).total()
-        if so_far >= most:
+        most = self._privacy.releases
+        if self._charged().total() >= most:
             raise PolicyError(
                 f"expected {count_of(most, 'release')} with noise in the run, for which "
                 f"this silo agreed to epsilon {self._privacy.epsilon:g}, got a request for one "
