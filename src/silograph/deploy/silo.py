@@ -89,6 +89,7 @@ from silograph.graph.block.block import ClientBlock
 from silograph.graph.column_statistics import FEATURES
 from silograph.graph.graph import schema_of
 from silograph.graph.silos.data import Silo, featured, silo_fingerprint
+from silograph.graph.silos.read import CROSS
 from silograph.methods import METHODS
 from silograph.methods.local_only import sharing_in
 from silograph.task.counts import EvaluationLevel, judges_of
@@ -543,8 +544,10 @@ def check_no_cross_edges(silo: Silo) -> None:
     """Raise `ConfigError` for edges to other silos, whose hashes leave without noise."""
     if len(silo.cross.row):
         raise ConfigError(
-            "expected no edges to other silos in a run with differential privacy, whose hashes "
-            "leave without noise, got some: take them out of this silo's folder",
+            "expected no edges to other silos in a run with differential privacy, as their hashes "
+            f"leave without noise, got {count_of(len(silo.cross.row), 'edge')}: delete all rows of "
+            f"{CROSS}.csv (or .npz, .parquet) in this silo's folder but the names of its columns; "
+            "for folders of a trial, use silograph export-silos --without-cross-edges",
             **mistake("refused-by-policy", "cross_edges"),
         )
 
