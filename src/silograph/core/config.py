@@ -340,8 +340,8 @@ class RunConfig:
     dp_epsilon: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = setting(
         "Privacy",
         None,
-        "differential privacy: epsilon that the whole run may cost; needs dp_delta and dp_unit "
-        "(default: no differential privacy)",
+        "differential privacy: epsilon that the whole run may cost; needs dp_delta (default: no "
+        "differential privacy)",
     )
     dp_delta: Annotated[float, Field(gt=0, lt=1)] | None = setting(
         "Privacy", None, "delta at which dp_epsilon holds; well below 1 / number of units"
@@ -350,7 +350,7 @@ class RunConfig:
         "Privacy",
         None,
         "what differential privacy hides: whether a whole silo takes part (silo), or a single node "
-        "of one (node, for the models gcn and sage)",
+        "of one (node, for the models gcn and sage) (default: silo)",
     )
     dp_clip: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = setting(
         "Privacy",

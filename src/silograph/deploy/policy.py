@@ -205,7 +205,7 @@ def _broken_rules(policy: SiloPolicy, run: ProposedRun) -> Iterator[ConfigError]
             )
     min_count = policy.evaluation_min_count or 0
     sends_counts = policy.evaluation != "none" or config.feature_drift
-    is_hidden = config.secure_aggregation or config.dp_unit is not None
+    is_hidden = config.secure_aggregation or config.dp_epsilon is not None
     shows_counts = sends_counts and not is_hidden  # of this silo alone
     if config.evaluation_min_count < min_count and shows_counts:
         yield _refusal(
@@ -254,13 +254,13 @@ def _broken_budget(policy: SiloPolicy, run: ProposedRun) -> Iterator[ConfigError
     budget = policy.privacy_budget
     if not isinstance(budget, PrivacyBudget):
         return
-    if run.config.dp_unit is None:
+    if run.config.dp_epsilon is None:
         yield _refusal(
             "privacy_budget",
             "differential privacy",
             "a run without it",
-            "let the server run with --dp-epsilon, --dp-delta and --dp-unit, or leave "
-            "privacy_budget out there",
+            "let the server run with --dp-epsilon and --dp-delta, or leave privacy_budget out "
+            "there",
         )
     elif run.config.dp_unit != budget.unit:
         yield _refusal(

@@ -92,7 +92,7 @@ from silograph.graph.silos.data import Silo, featured, silo_fingerprint
 from silograph.graph.silos.read import CROSS
 from silograph.methods import METHODS
 from silograph.methods.local_only import sharing_in
-from silograph.task.counts import EvaluationLevel, judges_of
+from silograph.task.counts import judges_of
 
 if TYPE_CHECKING:
     from silograph.federation.session.attach import Attaching
@@ -347,9 +347,9 @@ class OwnData:
         check_complete_config(server_config, resolved_config)
         check_start(facts, resolved.schema)
         hands_over_model: bool = facts["hand_over"]
-        rules = dataclasses.replace(
-            method_config.count_rules, level=self.evaluation_level(method_config.privacy)
-        )
+        # Counts of evaluation have no noise, so a run with differential privacy sends none.
+        level = self.policy.evaluation if method_config.privacy is None else "none"
+        rules = dataclasses.replace(method_config.count_rules, level=level)
         method_config = dataclasses.replace(method_config, count_rules=rules)
         # Derive the program, and check what it would send against the silo's policy.
         program = program_of(
@@ -386,14 +386,15 @@ class OwnData:
             None if FEATURES in specs else narrowing_line(silo, block, resolved_config.normalize),
         )
         course, nodes = Course(program), nodes_of(block)
-        agreed = {
+        agreed: dict[str, Any] = {
             "method": method.name,
             "rounds": resolved_config.rounds,
             "silos": resolved_config.clients,
             "most_bytes": {row.name: row.whole.most for row in plan.sent},  # None: not known
             "nodes": nodes,
-            **privacy_facts(method_config.privacy),
         }
+        if method_config.privacy is not None:
+            agreed["privacy"] = dataclasses.asdict(method_config.privacy)
         return Prepared(
             method_config,
             block,
@@ -422,7 +423,7 @@ class OwnData:
         if not config.secure_aggregation:
             return None
         is_required = self.policy.secure_aggregation == "require"
-        if config.dp_unit is not None and not is_required:
+        if config.dp_epsilon is not None and not is_required:
             raise ConfigError(
                 'expected secure_aggregation = "require" in the policy.toml of a silo that adds a '
                 "share of the noise of differential privacy only, got none: without proofs of keys "
@@ -474,10 +475,6 @@ class OwnData:
         )
         if (refusal := refusal_of(self.policy, run)) is not None:
             raise refusal
-
-    def evaluation_level(self, privacy: UpdatePrivacy | None) -> EvaluationLevel:
-        """Return what the server gets of evaluations; nothing with differential privacy."""
-        return self.policy.evaluation if privacy is None else "none"
 
     def private_replies(
         self, privacy: UpdatePrivacy | None, audit: RunAudit
@@ -550,11 +547,6 @@ def check_no_cross_edges(silo: Silo) -> None:
             "for folders of a trial, use silograph export-silos --without-cross-edges",
             **mistake("refused-by-policy", "cross_edges"),
         )
-
-
-def privacy_facts(privacy: UpdatePrivacy | None) -> dict[str, Any]:
-    """Return what a silo agrees to of differential privacy, for its audit file."""
-    return {} if privacy is None else {"privacy": dataclasses.asdict(privacy)}
 
 
 def noised_line(privacy: UpdatePrivacy) -> str:

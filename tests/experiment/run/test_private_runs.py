@@ -142,27 +142,27 @@ def test_some_silos_in_a_round_cost_as_much_as_all(make_graph: MakeGraph) -> Non
 
 REFUSED: list[tuple[dict[str, Any], list[str]]] = [
     *(
-        ({"method": name}, ["method", "dp_unit"])
+        ({"method": name}, ["method", "dp_epsilon"])
         for name, method in METHODS.items()
         if not method.clips_updates
         and method.evaluate.copies
         and name not in ("fedgnn", "fesog", "fedmf")  # of ratings
     ),
-    ({"selector": "oort"}, ["selector", "dp_unit"]),
-    ({"aggregator": "median"}, ["aggregator", "dp_unit"]),
-    ({"weights_as": "int4"}, ["weights_as", "weight_rows", "dp_unit"]),
-    ({"weight_rows": "used"}, ["weights_as", "weight_rows", "dp_unit"]),
-    ({"normalize": "standard"}, ["normalize", "dp_unit"]),
-    ({"edge_weights": "scale"}, ["edge_weights", "dp_unit"]),
-    ({"feature_drift": True}, ["feature_drift", "dp_unit"]),
-    ({"class_weight": "balanced"}, ["class_weight", "dp_unit"]),
-    ({"collect": 0.5}, ["collect", "dp_unit"]),
-    ({"local_bias": True}, ["local_bias", "dp_unit"]),
-    ({"patience": 2}, ["patience", "dp_unit"]),
-    ({"target": "accuracy=0.9"}, ["target", "dp_unit"]),
-    ({"max_seconds": 5.0}, ["max_seconds", "dp_unit"]),
-    ({"evaluate_clients": "participants"}, ["evaluate_clients", "dp_unit"]),
-    ({"workers": 2}, ["dp_unit", "workers"]),
+    ({"selector": "oort"}, ["selector", "dp_epsilon"]),
+    ({"aggregator": "median"}, ["aggregator", "dp_epsilon"]),
+    ({"weights_as": "int4"}, ["weights_as", "weight_rows", "dp_epsilon"]),
+    ({"weight_rows": "used"}, ["weights_as", "weight_rows", "dp_epsilon"]),
+    ({"normalize": "standard"}, ["normalize", "dp_epsilon"]),
+    ({"edge_weights": "scale"}, ["edge_weights", "dp_epsilon"]),
+    ({"feature_drift": True}, ["feature_drift", "dp_epsilon"]),
+    ({"class_weight": "balanced"}, ["class_weight", "dp_epsilon"]),
+    ({"collect": 0.5}, ["collect", "dp_epsilon"]),
+    ({"local_bias": True}, ["local_bias", "dp_epsilon"]),
+    ({"patience": 2}, ["patience", "dp_epsilon"]),
+    ({"target": "accuracy=0.9"}, ["target", "dp_epsilon"]),
+    ({"max_seconds": 5.0}, ["max_seconds", "dp_epsilon"]),
+    ({"evaluate_clients": "participants"}, ["evaluate_clients", "dp_epsilon"]),
+    ({"workers": 2}, ["dp_epsilon", "workers"]),
 ]
 
 
@@ -174,11 +174,22 @@ def test_what_is_outside_the_guarantee_is_refused(
         go(make_graph(60), **(DP | options))
 
 
-@pytest.mark.parametrize("missing", ["dp_epsilon", "dp_delta", "dp_unit"])
+@pytest.mark.parametrize("missing", ["dp_epsilon", "dp_delta"])
 def test_a_missing_option_is_named(missing: str, make_graph: MakeGraph) -> None:
     options = {name: value for name, value in DP.items() if name != missing}
     with raises_code(ConfigError, "missing-option", option=missing):
         go(make_graph(60), **options)
+
+
+def test_the_unit_is_a_silo_unless_another_is_given(make_graph: MakeGraph) -> None:
+    options = {name: value for name, value in DP.items() if name != "dp_unit"}
+    graph = make_graph(60)
+    result = go(graph, **options)
+    assert result.config.dp_unit == "silo"
+    assert same_bits(weights_of(result), weights_of(go(graph, **DP)))
+    for alone in ("dp_unit", "dp_clip", "dp_degree"):
+        with raises_code(ConfigError, "missing-option", option="dp_epsilon"):
+            go(graph, **{alone: "node" if alone == "dp_unit" else 2})
 
 
 def test_a_reply_without_noise_is_refused(make_graph: MakeGraph) -> None:

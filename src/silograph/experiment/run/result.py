@@ -421,7 +421,7 @@ class Result:
     @property
     def _is_withheld(self) -> bool:
         """Whether silos of their own send no scores, because of differential privacy."""
-        return self.config.dp_unit is not None and self.cut is None
+        return self.config.dp_epsilon is not None and self.cut is None
 
     def _table(self) -> tuple[str, list[str], list[list[str]]]:
         """Return title, columns and rows of the scores."""
@@ -537,7 +537,7 @@ class Result:
 
     def _missing_validation(self) -> str | None:
         """Return why no validation score picked the round; None where one did."""
-        if self.config.dp_unit is not None:
+        if self.config.dp_epsilon is not None:
             return "differential privacy"
         if getattr(self.val, self.method.evaluate.view) is not None:
             return None
@@ -826,7 +826,7 @@ def _advice(setup: Setup, best: JudgedRound, rows: Sequence[Row], snapshot: Snap
     """Return whether the number of rounds was too small or too large, None if neither."""
     by_scores = None
     # With differential privacy more rounds need more noise, and scores choose no round.
-    if setup.config.dp_unit is None:
+    if setup.config.dp_epsilon is None:
         by_scores = advice_of(
             rows,
             setup.method.evaluate.view,

@@ -88,6 +88,8 @@ class PrivateReplies:
         """
         shares, about = shares_of(len(silos), secure=True), "\n".join(sorted(silos))
         attempt = 0
+        # Masked values that have left may be in a sum that others unmask without this silo. A
+        # second sum with the same noise would show a difference of values, so it gets new noise.
         while True:
             seed = self._seed(envelope, inbox, reply, shares, about, attempt)
             if self._may_leave(_name_of(seed)):
@@ -112,6 +114,7 @@ class PrivateReplies:
         Raises:
             ProtocolError: the noise was in another sum.
         """
+        # Written first: a process that dies in between has revealed less than it says.
         was_revealed = self._ledger.has(REVEALED, _name_of(seed))
         self._ledger.add(self._line(REVEALED if everyone else USED, number, seed))
         if was_revealed and not everyone:
@@ -151,13 +154,21 @@ class PrivateReplies:
         silos: str = "",
         attempt: int = 0,
     ) -> bytes:
-        """Return the seed of noise; other scales have other noise, lest a ratio show the reply."""
+        """Return the seed of noise.
+
+        It depends on the scale: noise of one seed at two scales is nearly proportional, so two
+        replies with it would show what they hide. It depends on the reply, as training need not
+        give the same bits twice, and the difference of two replies with the same noise is bare.
+        """
+        # Another request gets other noise even if the reply is the same: equal answers would show
+        # that it is. Ops with noise read fields for all clients only.
         request = {name: field for name, field in inbox.items() if isinstance(field, Shared)}
         scale = self._privacy.noise_multiplier, self._privacy.releases, shares
         about = (
             f"{envelope.op} {envelope.round} {envelope.step} {attempt} {scale}\n{silos}".encode()
         )
         seed = self._key.copy()
+        # Lengths in front, so that no two triples of parts are the same bytes.
         for part in (about, digest_of_fields(request), digest_of_fields(reply)):
             seed.update(len(part).to_bytes(8, "little") + part)
         return seed.digest()
