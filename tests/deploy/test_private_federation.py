@@ -13,6 +13,7 @@ pytest.importorskip("grpc")
 pytest.importorskip("cryptography")
 pytest.importorskip("dp_accounting")
 
+import silograph as sg
 from mistakes import raises_code
 from proxy import Proxy
 from runs import rows_of, same_bits, weights_of
@@ -34,11 +35,12 @@ from silograph.federation.privacy.budget import (
     PrivacyBudget,
     PrivacyLedger,
 )
+from silograph.federation.privacy.release import SimulatedNoise
 from silograph.federation.session.audit import read_audit
 from silograph.federation.session.message import Type
 from silograph.federation.session.summed_reply import SummedReply
 from silograph.graph.graph import Graph
-from silograph.graph.silos.read import read_silo
+from silograph.graph.silos.read import read_silo, read_silos
 from silos import config_of, federate, folders
 
 PLAIN = ServerSettings("127.0.0.1:0", insecure=True, patience=60)
@@ -118,12 +120,23 @@ def test_only_noised_sums_leave(
         assert "GFLOP" not in text  # no column or figure that cannot be known
 
 
-@pytest.mark.parametrize("secure", SECURE)
+@pytest.mark.parametrize(
+    ("secure", "quantile"),
+    [
+        pytest.param(False, None, id="plain"),
+        pytest.param(True, None, id="secure"),
+        pytest.param(True, 0.5, id="secure-adapting"),
+    ],
+)
 def test_a_resumed_run_has_the_same_bits_and_costs_no_more(
-    secure: bool, make_graph: MakeGraph, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    secure: bool,
+    quantile: float | None,
+    make_graph: MakeGraph,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The server dies in round 2, once the silos have answered, and does the round again."""
-    options = BASE | {"rounds": 3, "secure_aggregation": secure}
+    options = BASE | {"rounds": 3, "secure_aggregation": secure, "dp_clip_quantile": quantile}
     config, graph = config_of(3, **options), make_graph(60)
     monkeypatch.setattr("silograph.deploy.server.secrets.token_bytes", lambda n: bytes(n))
     whole = private_folders(graph, config, tmp_path / "whole")
@@ -166,6 +179,30 @@ def test_noise_is_the_silos_own(make_graph: MakeGraph, tmp_path: Path) -> None:
     one, other = (federate(silos, config, PLAIN) for _ in range(2))
     assert not same_bits(weights_of(one), weights_of(other))
     assert {releases(silo) for silo in silos} == {2 * config.rounds}
+
+
+@pytest.mark.parametrize("secure", SECURE)
+def test_without_noise_real_silos_and_a_simulation_are_equal(
+    secure: bool, make_graph: MakeGraph, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also the clips of all rounds, which follow from what silos say of their norms."""
+    options = BASE | {"dp_clip": 0.2, "dp_clip_quantile": 0.5, "rounds": 3, "kernels": "torch"}
+    options |= {"secure_aggregation": secure}
+    config, graph = config_of(3, **options), make_graph(60)
+    silos = private_folders(graph, config, tmp_path / "silos")
+    monkeypatch.setattr(SimulatedNoise, "add", lambda self, reply, *_: reply)
+    monkeypatch.setattr(
+        "silograph.federation.session.private_reply.add_noise", lambda reply, *_: reply
+    )
+    policies = requiring(silos) if secure else {}
+    real = federate(silos, config, PLAIN, policies=policies)
+    del options["partition"]  # the folders are cut
+    simulated = sg.run(read_silos(tmp_path / "silos"), **options)
+    assert same_bits(weights_of(real), weights_of(simulated))
+    clips = [row["fact_clip"] for row in real.rounds]
+    assert clips == [row["fact_clip"] for row in simulated.rounds]
+    assert len(set(clips)) > 1
+    assert real.privacy == simulated.privacy
 
 
 def test_a_budget_holds_over_all_runs(

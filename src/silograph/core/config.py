@@ -358,6 +358,12 @@ class RunConfig:
         "largest norm of a silo's update, with dp_unit=node of a training node's gradient; larger "
         "ones are scaled to it (default: 1)",
     )
+    dp_clip_quantile: Annotated[float, Field(gt=0, lt=1)] | None = setting(
+        "Privacy",
+        None,
+        "with dp_unit=silo: quantile of the norms of updates that the clip follows from dp_clip "
+        "on, such as 0.5 (default: the clip stays)",
+    )
     dp_degree: Annotated[int, Field(ge=1, le=100)] | None = setting(
         "Privacy",
         None,

@@ -192,6 +192,9 @@ class StudyOptions(TypedDict, total=False):
     dp_clip: float | None
     """largest norm of a silo's update, with dp_unit=node of a training node's gradient; larger
     ones are scaled to it (default: 1)"""
+    dp_clip_quantile: float | None
+    """with dp_unit=silo: quantile of the norms of updates that the clip follows from dp_clip on,
+    such as 0.5 (default: the clip stays)"""
     dp_degree: int | None
     """with dp_unit=node: most edges of a node that are sampled in a round; more edges need more
     noise (default: 3)"""

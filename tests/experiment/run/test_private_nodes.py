@@ -157,6 +157,7 @@ REFUSED: list[tuple[dict[str, Any], list[str]]] = [
     ({"class_weight": "balanced"}, ["class_weight", "dp_epsilon"]),
     ({"patience": 2}, ["patience", "dp_epsilon"]),
     ({"workers": 2}, ["dp_epsilon", "workers"]),
+    ({"dp_clip_quantile": 0.5}, ["dp_clip_quantile", "dp_unit"]),
     ({"dp_unit": "silo", "dp_degree": 3}, ["dp_degree", "dp_unit"]),
 ]
 

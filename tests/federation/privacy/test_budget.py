@@ -77,7 +77,7 @@ def test_the_same_request_gets_the_same_reply_and_is_charged_once(tmp_path: Path
     assert lines[0]["releases"] == 1
 
 
-@pytest.mark.parametrize("other", ["request", "reply", "round", "run", "secret"])
+@pytest.mark.parametrize("other", ["request", "clip", "reply", "round", "run", "secret"])
 def test_two_unlike_requests_cancel_nothing(other: str, tmp_path: Path) -> None:
     """Their noise is independent, so the difference has twice the variance; both are charged."""
     one = replies(tmp_path).with_noise(ENVELOPE, request(1), REPLY)
@@ -85,7 +85,8 @@ def test_two_unlike_requests_cancel_nothing(other: str, tmp_path: Path) -> None:
         (tmp_path / SECRET).unlink()
     theirs = replies(tmp_path, "run 2" if other == "run" else "run").with_noise(
         Envelope("train_clipped", Kind.WEIGHTS, 2, 0) if other == "round" else ENVELOPE,
-        request(2 if other == "request" else 1),
+        request(2 if other == "request" else 1)
+        | ({"clip": Shared(torch.tensor(2.0))} if other == "clip" else {}),
         {"update/w": Stacked(REPLY["update/w"].t + 1)} if other == "reply" else REPLY,
     )
     difference = (one["update/w"].t - theirs["update/w"].t).double() / CLIP_UNITS

@@ -22,6 +22,7 @@ CLIP, DEGREE = 1.0, 3
 NODE_MODELS = "gcn", "sage"
 ROUNDS_FOR_A_SPARE = 10
 NEEDED = ("dp_epsilon", "dp_delta")
+OPTIONS = (*NEEDED, "dp_unit", "dp_clip", "dp_clip_quantile", "dp_degree")
 Exclusion = tuple[bool, str, tuple[str, ...]]
 
 
@@ -31,7 +32,7 @@ def has_privacy(config: RunConfig) -> bool:
     Raises:
         ConfigError: some of its options are missing.
     """
-    values = {name: getattr(config, name) for name in (*NEEDED, "dp_unit", "dp_clip", "dp_degree")}
+    values = {name: getattr(config, name) for name in OPTIONS}
     if all(value is None for value in values.values()):
         return False
     for name in NEEDED:
@@ -90,6 +91,7 @@ def privacy_of(config: ResolvedConfig) -> UpdatePrivacy | None:
         clip=config.dp_clip,
         noise_multiplier=noise_multiplier_for(config.dp_epsilon, config.dp_delta, releases),
         releases=releases,
+        quantile=config.dp_clip_quantile,
     )
     return privacy if config.dp_unit == "silo" else _of_nodes(config, privacy)
 
@@ -171,6 +173,12 @@ def exclusions_of_privacy(config: RunConfig, parts: Parts) -> Iterator[Exclusion
             ("dp_degree", "dp_unit"),
         )
         return
+    yield (
+        config.dp_clip_quantile is not None,
+        "expected no dp_clip_quantile for dp_unit=node, where a silo has as many gradients below "
+        "the clip as it has nodes: leave it out, or use dp_unit=silo",
+        ("dp_clip_quantile", "dp_unit"),
+    )
     asks_for_other_steps = {
         "optimizer": config.optimizer not in (None, "sgd"),
         "local_epochs": config.local_epochs not in (None, 1),
