@@ -551,9 +551,11 @@ def check_no_cross_edges(silo: Silo) -> None:
 
 def noised_line(privacy: UpdatePrivacy) -> str:
     """Return what differential privacy changes of what a silo sends, for its people."""
+    within = "" if privacy.quantile is None else ", also of whether updates are within the clip"
     return (
         f"differential privacy of a {privacy.unit}: epsilon {privacy.epsilon:g} at delta "
-        f"{privacy.delta:g} for {count_of(privacy.releases, 'release')} with noise; "
+        f"{privacy.delta:g} for {count_of(privacy.releases, 'release')} with noise"
+        f"{within}; "
         "counts of evaluation, numbers of nodes and figures of work are zeros"
     )
 
