@@ -5,7 +5,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 pytest.importorskip("grpc")
@@ -13,12 +12,11 @@ pytest.importorskip("cryptography")
 pytest.importorskip("dp_accounting")
 
 from runs import same_bits, weights_of
-from silograph.core.config import RunConfig
 from silograph.core.errors import ConfigError
-from silograph.deploy.policy import PrivacyBudget, SiloPolicy
+from silograph.deploy.policy import SiloPolicy
 from silograph.deploy.server_settings import ServerSettings
 from silograph.federation.privacy.accounting import epsilon_of
-from silograph.federation.privacy.budget import PrivacyLedger
+from silograph.federation.privacy.budget import PrivacyBudget, PrivacyLedger
 from silograph.federation.session.audit import read_audit
 from silograph.graph.graph import Graph
 from silos import config_of, federate, folders
@@ -38,16 +36,6 @@ MakeGraph = Callable[..., Graph]
 SECURE = [pytest.param(False, id="plain"), pytest.param(True, id="secure")]
 
 
-def unconnected_folders(graph: Graph, config: RunConfig, path: Path) -> tuple[Path, ...]:
-    """Folders of silos without edges between them."""
-    silos = folders(graph, config, path)
-    for silo in silos:
-        with np.load(silo / "cross_edges.npz") as arrays:
-            none = {name: array[:0] for name, array in arrays.items()}
-        np.savez(silo / "cross_edges.npz", **none)
-    return silos
-
-
 def releases(silo: Path, unit: str) -> int:
     return sum(n.total() for n in PrivacyLedger(silo / "state").releases(unit).values())
 
@@ -55,7 +43,7 @@ def releases(silo: Path, unit: str) -> int:
 @pytest.mark.parametrize("secure", SECURE)
 def test_only_noised_sums_leave(secure: bool, make_graph: MakeGraph, tmp_path: Path) -> None:
     config = config_of(3, **BASE, secure_aggregation=secure, out=str(tmp_path / "out"))
-    silos = unconnected_folders(make_graph(60), config, tmp_path / "silos")
+    silos = folders(make_graph(60), config, tmp_path / "silos", cross_edges=False)
     audits = {silo: {"audit": silo / "audit.jsonl"} for silo in silos}
     # Silos that add a share of the noise only need proofs of keys.
     policies = dict.fromkeys(silos, SiloPolicy(secure_aggregation="require")) if secure else {}
@@ -84,7 +72,7 @@ def test_only_noised_sums_leave(secure: bool, make_graph: MakeGraph, tmp_path: P
 
 def test_noise_is_the_silos_own(make_graph: MakeGraph, tmp_path: Path) -> None:
     config = config_of(3, **BASE)
-    silos = unconnected_folders(make_graph(60), config, tmp_path / "silos")
+    silos = folders(make_graph(60), config, tmp_path / "silos", cross_edges=False)
     one, other = (federate(silos, config, PLAIN) for _ in range(2))
     assert not same_bits(weights_of(one), weights_of(other))
     assert {releases(silo, "node") for silo in silos} == {2 * config.rounds}
@@ -93,7 +81,7 @@ def test_noise_is_the_silos_own(make_graph: MakeGraph, tmp_path: Path) -> None:
 def test_a_budget_is_for_its_unit(make_graph: MakeGraph, tmp_path: Path) -> None:
     """A budget of silos refuses a run that hides nodes alone, and the other way round."""
     config = config_of(3, **BASE)
-    silos = unconnected_folders(make_graph(60), config, tmp_path / "silos")
+    silos = folders(make_graph(60), config, tmp_path / "silos", cross_edges=False)
 
     def bounded(unit: Any, epsilon: float) -> dict[Path, SiloPolicy]:
         budget = PrivacyBudget(epsilon=epsilon, delta=1e-5, unit=unit)

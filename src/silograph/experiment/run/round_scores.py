@@ -185,7 +185,7 @@ def is_better(setup: Setup, new: JudgedRound, old: JudgedRound | None) -> bool:
     client in common. Of the best and the last one all clients decide in the end.
     With differential privacy it is the last round.
     """
-    if setup.config.dp_unit is not None:  # a choice by scores would be outside the guarantee
+    if setup.config.dp_epsilon is not None:  # a choice by scores would be outside the guarantee
         return True
     view = setup.method.evaluate.view
     new_scores, old_scores = new.val[view], None if old is None else old.val[view]
@@ -282,6 +282,8 @@ def _score_columns(setup: Setup, judged: JudgedRound, view_names: tuple[str, ...
 
 def progress_of(setup: Setup, row: Row) -> str:
     """Return what progress shows of a row."""
+    if setup.config.dp_epsilon is not None and setup.simulated is None:
+        return "scores withheld: differential privacy"
     metric = run_metric(setup)
     value = row[f"val_{setup.method.evaluate.view}_{metric.name}"]
     value_text = "-" if value is None else f"{value:.3f}"
