@@ -96,8 +96,9 @@ class SimulatedNoise:
             called: number of clients of the call.
         """
         sigma = self._privacy.sigma(shares_of(called, secure=self._secure))
-        for position, name in enumerate(ids):
-            secret = key.value.to_bytes(8, "little")
-            seed = blake2b(name.encode(), digest_size=32, key=secret, person=b"silograph noise")
-            reply = add_noise(reply, position, seed.digest(), sigma)
-        return reply
+        secret = key.value.to_bytes(8, "little")
+        seeds = [
+            blake2b(name.encode(), digest_size=32, key=secret, person=b"silograph noise").digest()
+            for name in ids
+        ]
+        return add_noise(reply, seeds, sigma)
