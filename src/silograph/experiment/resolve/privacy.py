@@ -153,6 +153,14 @@ def exclusions_of_privacy(config: RunConfig, parts: Parts) -> Iterator[Exclusion
             ("dp_degree", what),
         )
         return
+    for name, is_given in _shared_features(config).items():
+        yield (
+            is_given,
+            f"expected no {name}={getattr(config, name)} for {what}=node: one node would change "
+            f"features of others, which the noise does not count; leave {name} out, or prepare "
+            "features of each node by itself",
+            (name, what),
+        )
     for name, is_given in _other_steps(config).items():
         yield (
             is_given,
@@ -167,6 +175,14 @@ def exclusions_of_privacy(config: RunConfig, parts: Parts) -> Iterator[Exclusion
         f"{method.name}: use fedavg or fedopt",
         ("method", what),
     )
+
+
+def _shared_features(config: RunConfig) -> Mapping[str, bool]:
+    """Return which options are given that make features of a node from those around it."""
+    return {
+        "features": "degree" in config.features,
+        "normalize": config.normalize == "standard_client",
+    }
 
 
 def _other_steps(config: RunConfig) -> Mapping[str, bool]:
