@@ -100,8 +100,10 @@ class Cells:
         return ", ".join(names) or "defaults", chosen
 
     def scores(self, place: Place, arm: Arm) -> list[float]:
-        """Return test accuracies in percent of all seeds that have run."""
-        return [100 * line["test"] for line in self._of(place, arm.name, SEEDS)]
+        """Return test accuracies in percent of all seeds, with the settings that were chosen."""
+        name, _ = self.choose(place, arm)
+        own = self._of(place, arm.name, SEEDS)
+        return [100 * line["test"] for line in own if line["settings"] == name]
 
     def cost(self) -> str:
         """Return how many runs there are, and their CPU time."""
