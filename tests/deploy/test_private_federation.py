@@ -2,7 +2,7 @@
 
 import json
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -15,14 +15,14 @@ pytest.importorskip("dp_accounting")
 
 import silograph as sg
 from mistakes import raises_code
+from private_silos import private_folders, releases, requiring, serve_and_die_in
 from proxy import Proxy
 from runs import rows_of, same_bits, weights_of
 from silograph.cli import run_app
-from silograph.core.config import RunConfig
 from silograph.core.errors import ConfigError, SilographError
 from silograph.core.payload import Payload
 from silograph.deploy.policy import SiloPolicy
-from silograph.deploy.server import resume_server, serve
+from silograph.deploy.server import resume_server
 from silograph.deploy.server_settings import ServerSettings
 from silograph.deploy.silo import Attendance, take_part_in_run
 from silograph.experiment.report.reading import WITHHELD
@@ -56,24 +56,6 @@ BASE: dict[str, Any] = {
 }
 MakeGraph = Callable[..., Graph]
 SECURE = [pytest.param(False, id="plain"), pytest.param(True, id="secure")]
-
-
-def private_folders(graph: Graph, config: RunConfig, path: Path) -> tuple[Path, ...]:
-    """Folders of silos without edges between them, whose noise has known secrets."""
-    silos = folders(graph, config, path, cross_edges=False)
-    for number, silo in enumerate(silos):
-        (silo / "state").mkdir(mode=0o700)
-        (silo / "state" / SECRET).write_bytes(bytes([number]) * 32)
-    return silos
-
-
-def requiring(silos: Sequence[Path]) -> dict[Path, SiloPolicy]:
-    """Policies of silos that add a share of the noise only: keys are proved."""
-    return dict.fromkeys(silos, SiloPolicy(secure_aggregation="require"))
-
-
-def releases(silo: Path) -> int:
-    return sum(n.total() for n in PrivacyLedger(silo / "state").releases("silo").values())
 
 
 @pytest.mark.parametrize("secure", SECURE)
@@ -145,26 +127,16 @@ def test_a_resumed_run_has_the_same_bits_and_costs_no_more(
     expected = federate(whole, replace(config, out=str(tmp_path / "a")), PLAIN, policies=policies)
     out = tmp_path / "b"
 
-    def dying(*given: Any) -> Any:
-        if given[-1] == 2:
-            raise RuntimeError
-        return original(*given)
-
-    from silograph.experiment.run import run as loop
-
-    original = loop.checked_facts
-
-    def die(*given: Any, **named: Any) -> Result:
-        with monkeypatch.context() as patch:
-            patch.setattr("silograph.experiment.run.run.checked_facts", dying)
-            with pytest.raises(RuntimeError):
-                serve(*given, **named)
-        return None  # type: ignore[return-value]
-
     def go_on(*_: Any, **named: Any) -> Result:
         return resume_server(out, PLAIN, **named)
 
-    federate(cut, replace(config, out=str(out)), PLAIN, run=die, policies=policies)
+    federate(
+        cut,
+        replace(config, out=str(out)),
+        PLAIN,
+        run=serve_and_die_in(2, monkeypatch),
+        policies=policies,
+    )
     assert {releases(silo) for silo in cut} == {2}
     result = federate(cut, config, PLAIN, run=go_on, policies=policies)
     assert same_bits(weights_of(result), weights_of(expected))

@@ -158,6 +158,9 @@ REFUSED: list[tuple[dict[str, Any], list[str]]] = [
     ({"patience": 2}, ["patience", "dp_epsilon"]),
     ({"workers": 2}, ["dp_epsilon", "workers"]),
     ({"dp_clip_quantile": 0.5}, ["dp_clip_quantile", "dp_unit"]),
+    ({"normalize": "standard_client"}, ["normalize", "dp_unit"]),
+    ({"features": "degree"}, ["features", "dp_unit"]),
+    ({"features": "onehot-degree"}, ["features", "dp_unit"]),
     ({"dp_unit": "silo", "dp_degree": 3}, ["dp_degree", "dp_unit"]),
 ]
 

@@ -7,11 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from scipy.stats import beta, kstest, norm
+from scipy.stats import kstest, norm
 
 pytest.importorskip("dp_accounting")
 
 import silograph as sg
+from membership import lower_bound
 from mistakes import raises_code
 from runs import FAST, MakeGraph, go, of, outcome, rows_of, run_until, same_bits, weights_of
 from silograph.core.config import make_config
@@ -269,27 +270,6 @@ def test_a_silo_refuses_a_clip_that_is_none(clip: float, make_graph: MakeGraph) 
 
 
 TRIALS = 1500
-CERTAINTY = 0.95
-
-
-def lower_bound(members: np.ndarray, others: np.ndarray, delta: float) -> float:
-    """Return a lower bound of epsilon from scores of two hypotheses, by Clopper-Pearson.
-
-    Jagielski, Ullman and Oprea, "Auditing differentially private machine learning: how private is
-    private SGD?", NeurIPS 2020. The threshold is chosen on one half, and judged on the other.
-    """
-
-    def bound(threshold: float, part: slice) -> float:
-        hits, misses = (members[part] > threshold).sum(), (others[part] > threshold).sum()
-        count, tail = len(members[part]), (1 - CERTAINTY) / 2
-        least = beta.ppf(tail, hits, count - hits + 1) if hits else 0.0
-        most = beta.ppf(1 - tail, misses + 1, count - misses) if misses < count else 1.0
-        return math.log(max(least - delta, 1e-12) / most)
-
-    half = len(members) // 2
-    candidates = np.quantile(np.concatenate([members[:half], others[:half]]), np.linspace(0, 1, 99))
-    best = max(candidates, key=lambda threshold: bound(threshold, slice(None, half)))
-    return bound(best, slice(half, None))
 
 
 def canary_update(graph: Any, privacy: dict[str, Any]) -> tuple[Any, UpdatePrivacy]:

@@ -93,8 +93,8 @@ def test_the_noise_of_the_fewest_survivors_is_all_of_it(secure: bool) -> None:
 
 def test_noise_does_not_depend_on_the_order_of_fields() -> None:
     fields = {n: Stacked(torch.zeros(1, 5, dtype=torch.int64)) for n in ("b", "a")}
-    one = add_noise(fields, 0, b"seed", 100)
-    other = add_noise(dict(reversed(fields.items())), 0, b"seed", 100)
+    one = add_noise(fields, [b"seed"], 100)
+    other = add_noise(dict(reversed(fields.items())), [b"seed"], 100)
     assert all(torch.equal(one[n].t, other[n].t) for n in fields)
     assert not torch.equal(one["a"].t, one["b"].t)
 

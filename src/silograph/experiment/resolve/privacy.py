@@ -179,6 +179,18 @@ def exclusions_of_privacy(config: RunConfig, parts: Parts) -> Iterator[Exclusion
         "the clip as it has nodes: leave it out, or use dp_unit=silo",
         ("dp_clip_quantile", "dp_unit"),
     )
+    mixes_nodes = {
+        "features": "degree" in config.features,
+        "normalize": config.normalize == "standard_client",
+    }
+    for name, is_given in mixes_nodes.items():
+        yield (
+            is_given,
+            f"expected no {name}={getattr(config, name)} for dp_unit=node: one node would change "
+            f"features of others, which the noise does not count; leave {name} out, or prepare "
+            "features of each node by itself",
+            (name, "dp_unit"),
+        )
     asks_for_other_steps = {
         "optimizer": config.optimizer not in (None, "sgd"),
         "local_epochs": config.local_epochs not in (None, 1),

@@ -114,8 +114,9 @@ class SimulatedNoise:
         """
         sigma = self._privacy.sigma(shares_of(called, secure=self._secure))
         # By name, not by position, so that bits do not depend on how clients are put into blocks.
-        for position, name in enumerate(ids):
-            secret = key.value.to_bytes(8, "little")
-            seed = blake2b(name.encode(), digest_size=32, key=secret, person=b"silograph noise")
-            reply = add_noise(reply, position, seed.digest(), sigma)
-        return reply
+        secret = key.value.to_bytes(8, "little")
+        seeds = [
+            blake2b(name.encode(), digest_size=32, key=secret, person=b"silograph noise").digest()
+            for name in ids
+        ]
+        return add_noise(reply, seeds, sigma)

@@ -26,7 +26,7 @@ federations could not pay.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -216,22 +216,18 @@ def next_clip(clip: float, within: float, quantile: float) -> float:
     return min(max(new, LEAST_CLIP), MOST_CLIP)
 
 
-def add_noise(reply: Payload, position: int, seed: bytes, sigma: int) -> dict[str, Stacked]:
-    """Return a reply of integer fields with noise in the slice of one client.
+def add_noise(reply: Payload, seeds: Sequence[bytes], sigma: int) -> dict[str, Stacked]:
+    """Return a reply of integer fields with noise in the slice of every client.
 
     Args:
         reply: (C, ...) int64 fields.
-        position: of the client.
-        seed: of its noise.
+        seeds: of the noise of each of the C clients.
         sigma: scale of the noise.
     """
     fields = {name: field.t.clone() for name, field in sorted(reply.items())}
-    noise = torch.from_numpy(
-        draw_discrete_gaussian(seed, sigma, sum(t[position].numel() for t in fields.values()))
-    )
-    begin = 0
-    for t in fields.values():
-        part = noise[begin : begin + t[position].numel()].view(t[position].shape)
-        t[position] += part.to(t.device)
-        begin += part.numel()
+    sizes = [t.shape[1:].numel() for t in fields.values()]
+    for position, seed in enumerate(seeds):
+        noise = torch.from_numpy(draw_discrete_gaussian(seed, sigma, sum(sizes)))
+        for t, part in zip(fields.values(), noise.split(sizes), strict=True):
+            t[position] += part.view(t[position].shape).to(t.device)
     return {name: Stacked(t) for name, t in fields.items()}

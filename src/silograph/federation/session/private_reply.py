@@ -73,7 +73,7 @@ class PrivateReplies:
         """
         seed = self._seed(envelope, inbox, reply, 1)
         self._charge(envelope.round, seed)
-        return add_noise(reply, 0, seed, self._privacy.sigma())
+        return add_noise(reply, [seed], self._privacy.sigma())
 
     def with_share(
         self, envelope: Envelope, inbox: Payload, reply: Payload, silos: Sequence[str]
@@ -96,7 +96,7 @@ class PrivateReplies:
                 break
             attempt += 1
         self._charge(envelope.round, seed)
-        return add_noise(reply, 0, seed, self._privacy.sigma(shares)), seed
+        return add_noise(reply, [seed], self._privacy.sigma(shares)), seed
 
     def _may_leave(self, noise: str) -> bool:
         """Whether noise is new, or was revealed in sums over all silos alone."""
