@@ -243,8 +243,7 @@ def train_client(
 def start_matrix(w: Array, base: Array, used: Array) -> None:
     """Fill a first matrix w (u, D) with the used rows (u,) of a base (F, D)."""
     for i in range(w.shape[0]):
-        for j in range(w.shape[1]):
-            w[i, j] = base[used[i], j]
+        copy(base[used[i]], w[i])
 
 
 @compiled
