@@ -440,7 +440,7 @@ def untouched_rows_after(training: Training, start: Tensor, steps: int) -> Tenso
     if stays_without_data(training, start, steps):
         return start.clone(memory_format=torch.contiguous_format)
     # Compared by its bits, as kernels write weights in place, which torch does not see.
-    latest, bits = training.rows_without_data, start.contiguous().view(torch.uint8)
+    latest, bits = training.rows_without_data, start.contiguous().view(torch.int32)
     for others, before, after in latest:
         if others == steps and before.shape == bits.shape and torch.equal(before, bits):
             return after
