@@ -247,7 +247,10 @@ class BegunRows(NamedTuple):
 
 
 class MaskArrays(NamedTuple):
-    """Masks and moments of all clients, in the shapes of the weights, changed in place."""
+    """Masks and moments of all clients, in the shapes of the weights, changed in place.
+
+    Moments are empty if they do not outlive the call.
+    """
 
     begun: BegunRows
     rows: Array  # (M, U, D)
@@ -333,6 +336,8 @@ class Spare(NamedTuple):
     start_flat: Array  # (P,)
     moments: Array  # (2, M, u, D), empty if moments are kept, or are not needed: see `spare`
     moments_flat: Array  # (2, P)
+    mask_moments: Array  # the same of masks; empty without masks
+    mask_moments_flat: Array
     product: Array  # (M, u, D) products of weights and masks, empty without masks
     product_flat: Array  # (P,)
     other: Array  # see `Masking`
@@ -484,6 +489,8 @@ def spare(params: ParamArrays, steps: StepRule, used: int, *, single_step: bool)
         start_flat=np.empty(flat if pulled else 0, dtype),
         moments=np.empty((2, matrices, moment_rows, first), dtype),
         moments_flat=np.empty((2, flat), dtype),
+        mask_moments=np.empty((2, matrices, moment_rows if masked else 0, first), dtype),
+        mask_moments_flat=np.empty((2, flat if masked else 0), dtype),
         product=np.empty((matrices, used if masked else 0, first), dtype),
         product_flat=np.empty(flat if masked else 0, dtype),
         other=np.empty(max(used * first, flat) if masked else 0, dtype),
