@@ -344,14 +344,19 @@ def sum_histograms(
     all_counts = dict(counts)
     for name, bins in counts.items():
         if name.endswith(HISTOGRAM):
-            # In NumPy: torch takes twenty times as long to see whether any of many is not 0.
+            # In NumPy: torch takes twenty times as long to see whether any of many is not 0. It adds
+            # several times as fast without a change of type, if sums cannot overflow.
             table, part = bins.cpu().numpy(), name.removesuffix(HISTOGRAM)
+            by_client = table.reshape(len(table), -1)
+            most, least = by_client.max(axis=1, initial=0), by_client.min(axis=1, initial=0)
             if rules.merges:
                 all_counts[name] = spread_bins(bins, rules.min_count)
             else:
-                total = torch.from_numpy(table.sum(axis=0, dtype=np.int64))
-                all_counts[name] = total.to(bins.device)
-            has_any = torch.from_numpy(table.reshape(len(table), -1).any(axis=1))
+                bound = len(table) * max(int(most.max(initial=0)), -int(least.min(initial=0)))
+                narrow = table.dtype == np.int32 and bound < 2**31
+                total = table.sum(axis=0, dtype=np.int32 if narrow else np.int64)
+                all_counts[name] = torch.from_numpy(total).to(bins.device, torch.int64)
+            has_any = torch.from_numpy((most != 0) | (least != 0))
             all_counts[f"{part}.has_histogram"] = has_any.to(bins.device)
     return all_counts
 
