@@ -8,6 +8,7 @@ C: clients. n: rows. r: rows that take part. S: halo slots. t: slots that get a 
 """
 
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -39,8 +40,8 @@ class Reach:
         slot_off: (C + 1,) of each client.
         place: (n,) int64 position among `rows` of every row, -1 for none.
         operators: what was worked out from the reach alone, by what it is for.
-        dropout_masks: by stage, of its latest dropout the key, share and width D, and which
-            entries (r, D) bool stay.
+        dropout_masks: by stage, of its latest dropout the key, share and width D, and what entries
+            (r, D) are multiplied by: 0 where they are dropped.
     """
 
     rows: Tensor
@@ -57,6 +58,12 @@ class Reach:
     dropout_masks: dict[int, tuple[tuple[Key, float, int], Tensor]] = field(
         default_factory=dict, repr=False
     )
+
+    @cached_property
+    def senders(self) -> tuple[Tensor, CSR]:
+        """Rows (k,) int64 that send to other silos, ascending, and edges from them to slots."""
+        rows, column = torch.unique(self.outer.indices, return_inverse=True)
+        return rows.long(), self.outer.with_columns(column, len(rows))
 
     @property
     def messages(self) -> Messages:
@@ -269,29 +276,32 @@ def inner_operator(scales: Scales, reach: Reach) -> CSR:
     return reach.operators[scales]
 
 
-def messages_out(scales: Scales, z: Tensor, reach: Reach) -> Tensor:
-    """Return the messages of rows to other silos, z (r, D) scaled by the sender, (r, D)."""
-    return _scale_rows(z, (scales.sender_scale(reach.degree), reach.cross), reach)
+def messages_out(scales: Scales, z: Tensor, reach: Reach, rows: Tensor | None = None) -> Tensor:
+    """Return the messages of rows to other silos, z (r, D) scaled by the sender, (k, D).
+
+    `rows`: (k,) int64 whose messages are wanted; None: all. The work reported is that of all.
+    """
+    return _scale_rows(z, (scales.sender_scale(reach.degree), reach.cross), reach, rows)
 
 
-def messages_back(scales: Scales, grad: Tensor, reach: Reach) -> Tensor:
-    """Return the messages of the backward pass, from dLoss/ds (r, D), (r, D).
+def messages_back(scales: Scales, grad: Tensor, reach: Reach, rows: Tensor | None = None) -> Tensor:
+    """Return the messages of the backward pass, from dLoss/ds (r, D), (k, D); see `messages_out`.
 
     Edges go both ways, so senders and receivers swap, and with them the scales.
     """
-    return _scale_rows(grad, (scales.receiver_scale(reach.degree),), reach)
+    return _scale_rows(grad, (scales.receiver_scale(reach.degree),), reach, rows)
 
 
 def outward(messages: Tensor, reach: Reach) -> Tensor:
-    """Return the sums of scaled messages (r, D) for the slots of other silos, (t, D)."""
+    """Return the sums of messages (k, D) of `Reach.senders` for the slots of others, (t, D)."""
     report_entries(reach.outer.indptr, reach.slot_off, 2 * messages.shape[1])
-    return sparse_product(reach.outer, messages)
+    return sparse_product(reach.senders[1], messages)
 
 
 def count_contributors(messages: Tensor, reach: Reach) -> Tensor:
-    """Count the messages (r, D) other than 0 in each sum of `outward`, (t,) int64."""
-    is_nonzero = (messages != 0).any(1).long()
-    return segment_sum(is_nonzero[reach.outer.indices.long()], reach.outer.indptr.long())
+    """Count the messages (k, D) other than 0 in each sum of `outward`, (t,) int64."""
+    is_nonzero, edges = (messages != 0).any(1).long(), reach.senders[1]
+    return segment_sum(is_nonzero[edges.indices.long()], edges.indptr.long())
 
 
 @dataclass(frozen=True, eq=False)
@@ -367,11 +377,14 @@ def placed(block: ClientBlock, reach: Reach, total: Ragged, row: Ragged | None) 
     return RemoteParts(position, total.t)
 
 
-def _scale_rows(z: Tensor, scales: tuple[Tensor | None, ...], reach: Reach) -> Tensor:
+def _scale_rows(
+    z: Tensor, scales: tuple[Tensor | None, ...], reach: Reach, rows: Tensor | None = None
+) -> Tensor:
+    z = z if rows is None else z[rows]
     for scale in scales:
         if scale is not None:
             report_rows(reach.off, z.shape[1])
-            z = scale * z
+            z = (scale if rows is None else scale[rows]) * z
     return z
 
 

@@ -77,6 +77,8 @@ class _SparseProduct(torch.autograd.Function):
 
 def sparse_product(matrix: CSR, dense: Tensor, *, symmetric: bool = False) -> Tensor:
     """Return matrix (n, m) @ dense (m, O); only `dense` gets a gradient."""
+    if not gradients(dense):
+        return _sparse_times_dense(matrix, dense)
     transposed = (lambda: matrix) if symmetric else (lambda: matrix.transposed)
     out: Tensor = _SparseProduct.apply(dense, matrix, transposed)  # type: ignore[no-untyped-call]
     return out
@@ -163,15 +165,30 @@ class _SegmentProduct(torch.autograd.Function):
     @staticmethod
     def backward(ctx, grad):  # type: ignore[no-untyped-def]
         x, weight = ctx.saved_tensors
-        grad_x = torch.empty_like(x) if ctx.needs_input_grad[0] else None
-        grad_weight = torch.empty_like(weight)
-        grads = grad.contiguous().split(ctx.sizes)
-        if grad_x is not None:
-            for g, w, o in zip(grads, weight, grad_x.split(ctx.sizes), strict=True):
-                torch.mm(g, w.t(), out=o)
-        for rows, g, o in zip(x.split(ctx.sizes), grads, grad_weight, strict=True):
-            torch.mm(rows.t(), g, out=o)
-        return grad_x, grad_weight, None
+        return *product_gradients(x, weight, grad, ctx.sizes, of_x=ctx.needs_input_grad[0]), None
+
+
+def product_gradients(
+    x: Tensor, weight: Tensor, grad: Tensor, sizes: list[int], *, of_x: bool
+) -> tuple[Tensor | None, Tensor]:
+    """Return the gradients of x (n, I), if `of_x`, and of weights (C, I, O) of their product.
+
+    Args:
+        x: rows of all clients.
+        weight: of each client.
+        grad: (n, O) of the product.
+        sizes: number of rows of each client.
+        of_x: whether x has a gradient.
+    """
+    grad_x = torch.empty_like(x) if of_x else None
+    grad_weight = torch.empty_like(weight)
+    grads = grad.contiguous().split(sizes)
+    if grad_x is not None:
+        for g, w, o in zip(grads, weight, grad_x.split(sizes), strict=True):
+            torch.mm(g, w.t(), out=o)
+    for rows, g, o in zip(x.split(sizes), grads, grad_weight, strict=True):
+        torch.mm(rows.t(), g, out=o)
+    return grad_x, grad_weight
 
 
 def segment_linear(x: Rows, weight: Tensor, off: Tensor) -> Tensor:
