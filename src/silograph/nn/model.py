@@ -375,8 +375,23 @@ def _meeting_features(params: Mapping[str, Tensor], stage_inputs: Inputs) -> Map
 
 
 def before(params: Mapping[str, Tensor], stage_inputs: Inputs) -> Tensor:
-    """Return z, (r, O)."""
-    return _before(_meeting_features(params, stage_inputs), stage_inputs)
+    """Return z, (r, O).
+
+    A model is scored before it is trained, so the product of its weights with the features, most of
+    a pass, is kept from a pass without dropout for the next one.
+    """
+    at, x = stage_inputs, stage_inputs.x
+    drops = at.key is not None and at.stage.drop > 0
+    if drops or not isinstance(x, SparseRows) or params.keys() != {"weight"}:
+        return _before(_meeting_features(params, at), at)
+    weight, latest = params["weight"], at.reach.feature_products.get("weight")
+    if latest is not None and torch.equal(latest[0], weight):
+        report_entries(x.csr.indptr, at.reach.off, 2 * weight.shape[-1])
+        return latest[1]
+    z = _before(_meeting_features(params, at), at)
+    if at.key is None:
+        at.reach.feature_products["weight"] = weight.clone(), z
+    return z
 
 
 def _before(params: Mapping[str, Tensor], stage_inputs: Inputs) -> Tensor:

@@ -42,6 +42,8 @@ class Reach:
         operators: what was worked out from the reach alone, by what it is for.
         dropout_masks: by stage, of its latest dropout the key, share and width D, and what entries
             (r, D) are multiplied by: 0 where they are dropped.
+        feature_products: by name of a weight (F, H) of the first stage, its latest value in a pass
+            without dropout, and its product with the features (r, H).
     """
 
     rows: Tensor
@@ -58,6 +60,7 @@ class Reach:
     dropout_masks: dict[int, tuple[tuple[Key, float, int], Tensor]] = field(
         default_factory=dict, repr=False
     )
+    feature_products: dict[str, tuple[Tensor, Tensor]] = field(default_factory=dict, repr=False)
 
     @cached_property
     def senders(self) -> tuple[Tensor, CSR]:
