@@ -99,7 +99,7 @@ from silograph.federation.field_specs import (
 )
 from silograph.federation.messages import Empty
 from silograph.federation.ops import CallContext, for_each
-from silograph.graph.block.block import ClientBlock
+from silograph.graph.block.block import ClientBlock, Rows
 from silograph.graph.csr import CSR
 from silograph.methods.base import (
     Method,
@@ -182,6 +182,7 @@ class SampledStage:
         halo_weights: (r, k) weight of each of these slots in the sum of a row.
         degree: (n, 1) in the run's dtype, the degrees that the convolution uses.
         own_neighbors: the kept neighbors that are rows of the same client.
+        prepared: features of the input rows, once they were needed.
     """
 
     output_rows: Reached
@@ -192,6 +193,13 @@ class SampledStage:
     halo_weights: CSR
     degree: Tensor
     own_neighbors: Drawn
+    prepared: list[Rows] = field(default_factory=list, init=False, repr=False)
+
+    def features(self, block: ClientBlock) -> Rows:
+        """Return the features of the input rows; every pass of an iteration reads them."""
+        if not self.prepared:
+            self.prepared.append(features_of(block.x, self.input_rows))
+        return self.prepared[0]
 
 
 def draw_batch_rows(block: ClientBlock, batch_sizes: Tensor, key: Key) -> Reached:
@@ -352,7 +360,7 @@ def sampled_inputs(
             )
         messages.append(stage_messages)
     keys = tuple(block.row_key[stage.input_rows.rows] for stage in stages)
-    return Pass(features_of(block.x, stages[0].input_rows), tuple(messages), keys)
+    return Pass(stages[0].features(block), tuple(messages), keys)
 
 
 SHARED_FROM = {"all": 0, "hidden": 1}  # the first layer that hears other silos
@@ -678,7 +686,11 @@ class RoundStart:
     knobs: Annotated[Mapping[str, Stacked], rate_specs]
 
 
-STEPPED = "weights/", "moments/"  # how names of fields begin that a step changes in place
+STEPPED = (
+    "weights/",
+    "moments/",
+    "optimizer/",
+)  # how names of fields begin that a step changes in place
 
 
 @op(Kind.WEIGHTS, replies=Kind.HALO_KEYS, writes=STEPPED)
@@ -695,16 +707,15 @@ def begin_round(clients: FedGraphClients, request: RoundStart) -> RoundState:
     check_weights(cfg.model, request.weights, block, shared=True)
     weights = stacked_copies(request.weights, block.num_clients)
     memory = tensors_under("optimizer", clients.state) if cfg.keep_optimizer else None
+    # Within a round moments are state of the round, so that steps change them in place.
+    others = {n: f for n, f in clients.state.items() if not n.startswith("optimizer/")}
+    clients.state = others if cfg.keep_optimizer else clients.state
     keep_rates = [request.knobs[KEEPS[0]].t]
     for name in KEEPS[1:]:
         keep_rates.append(request.knobs[name].t if name in request.knobs else keep_rates[-1])
     return RoundState(
         weights=stack(weights),
-        moments=stack(
-            cfg.optimizer.init(weights)
-            if memory is None
-            else {name: m.clone() for name, m in memory.items()}  # steps change it in place
-        ),
+        moments=stack(cfg.optimizer.init(weights) if memory is None else memory),
         kappa=request.knobs["kappa"],
         keep=Stacked(torch.stack(keep_rates, dim=1)),
         nodes=Stacked(torch.zeros_like(block.num_train)),
@@ -991,7 +1002,7 @@ def submit(
     return finish_round(clients, take_step(clients, _with_last_rows(clients, state, request)))
 
 
-@op(Kind.WEIGHTS)
+@op(Kind.WEIGHTS, writes=STEPPED)
 def train_alone(
     clients: FedGraphClients, _state: Empty, request: RoundStart
 ) -> tuple[Empty, TrainedModel]:
