@@ -219,6 +219,19 @@ def spread(field: Field, positions: Tensor, clients: int) -> Field:
     return Ragged(field.t, offsets(lengths))
 
 
+def without_idle(reply: Mapping[str, Field], positions: Tensor) -> dict[str, Field]:
+    """Return the reply of the clients at `positions` (k,), ascending; the others have no rows."""
+
+    def part(field: Field) -> Field:
+        if isinstance(field, Ragged):
+            off = offsets(field.off.diff()[positions])
+            if int(off[-1]) == len(field.t):
+                return Ragged(field.t, off)
+        return take(field, positions)
+
+    return {name: part(field) for name, field in reply.items()}
+
+
 def concatenate(fields: list[Field]) -> Field:
     """Join the parts of one field along the clients; `Shared` parts must be one and the same.
 

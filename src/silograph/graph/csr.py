@@ -20,7 +20,7 @@ def index_dtype(entries: int, columns: int) -> torch.dtype:
     return torch.int32 if max(entries, columns) < 2**31 else torch.int64
 
 
-FEW = 2**13  # entries of which torch selects rows as fast as SciPy
+FEW = 2**14  # entries that torch selects as fast as SciPy
 
 
 @dataclass(frozen=True, eq=False)
@@ -221,7 +221,7 @@ class CSR:
         all_rows = torch.arange(self.num_rows, dtype=rows.dtype, device=rows.device)
         if torch.equal(rows, all_rows):
             return self
-        if self._fits_scipy and self.nnz > FEW:
+        if self._fits_scipy and len(rows) * self.nnz > FEW * self.num_rows:
             return self._from_arrays(self.scipy()[rows.numpy()], self.num_cols)
         lengths = self.degree[rows]
         entries = ranges(self.indptr[:-1].long()[rows], lengths)

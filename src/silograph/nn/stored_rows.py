@@ -480,8 +480,10 @@ def _build_senders(
     column[~is_own] = slot_position[slot[~is_own]]
     total = len(rows) + len(senders) + len(slots)
     starts = offsets(torch.bincount(position, minlength=len(rows)))
-    degree = around.graph.adj.degree[around.place].to(share.dtype)[:, None]
-    batch_degree = degree[rows]
+    batch_degree, degree = (
+        around.graph.adj.degree[around.place[part]].to(share.dtype)[:, None]
+        for part in (rows, senders)
+    )
     return Senders(
         rows=senders,
         off=torch.searchsorted(senders, block.off),
@@ -489,7 +491,7 @@ def _build_senders(
         slot_off=torch.searchsorted(slots, block.halo.off),
         adj=CSR(starts, *_sort_edges(position * total + column, column, share), total),
         messages=Messages(_no_edges(rows), False, batch_degree, batch_degree, None, off, off),
-        degree=degree[senders],
+        degree=degree,
         num_slots=len(block.halo.key),
     )
 
