@@ -846,12 +846,20 @@ def _rows_to_send(clients: FedGraphClients, state: RoundState, number: int) -> R
     requested = state.requested_rows.get(str(number))
     if requested is None:
         raise ProtocolError(f"expected to know which rows of stage {number} others need, got none")
-    weights = {name: w.t for name, w in state.weights.items()}
+    weights = weights_of(state)
     stages = stages_of(clients, state, 0)
     inputs = sampled_inputs(clients.block, stages, received_rows(state))
     key = step_key(clients, state)
     rows = _messages_of(clients.cfg, weights, inputs, stages[number], key, number)
     return Ragged(rows, requested.off)
+
+
+def weights_of(state: RoundState) -> dict[str, Tensor]:
+    """Return the weights (C, ...), expanded before the first step, up to which all are alike."""
+    weights = {name: w.t for name, w in state.weights.items()}
+    if int(state.steps.t[0]) > 0:
+        return weights
+    return {name: w[0].expand_as(w) for name, w in weights.items()}
 
 
 def received_rows(state: RoundState) -> dict[int, Tensor]:
@@ -893,6 +901,7 @@ def objective(
     state: RoundState,
     weights: Mapping[str, Tensor],
     received: Mapping[int, Tensor],
+    stages: Sequence[SampledStage],
 ) -> tuple[Tensor, Tensor]:
     """Return the mean loss of every client's batch (C,), and the objective of its step, ().
 
@@ -905,9 +914,9 @@ def objective(
         state: theirs, in an iteration.
         weights: (C, ...).
         received: rows of other silos, by stage.
+        stages: all, as drawn in the iteration.
     """
     cfg, block, key = clients.cfg, clients.block, step_key(clients, state)
-    stages = stages_of(clients, state, 0)
     inputs, batch = sampled_inputs(block, stages, received), stages[-1].output_rows
     logits = forward_pass(divisible(cfg.model), weights, inputs, key)
     losses = task_of(cfg.model.task).loss(logits, block.y[batch.rows])
@@ -927,13 +936,13 @@ def take_step(clients: FedGraphClients, state: RoundState) -> RoundState:
 
     Weights and moments are changed in place.
     """
-    cfg = clients.cfg
+    cfg, stages = clients.cfg, stages_of(clients, state, 0)
     weights, memory = ({n: f.t for n, f in m.items()} for m in (state.weights, state.moments))
-    leaves = {name: w.detach().requires_grad_() for name, w in weights.items()}
+    leaves = {name: w.detach().requires_grad_() for name, w in weights_of(state).items()}
     with torch.enable_grad():
-        loss, total = objective(clients, state, leaves, received_rows(state))
+        loss, total = objective(clients, state, leaves, received_rows(state), stages)
         gradients = torch.autograd.grad(total, list(leaves.values()))
-    batch = stages_of(clients, state, 0)[-1].output_rows
+    batch = stages[-1].output_rows
     nodes = batch.off.diff()
     report_rows(batch.off, LOSS_FLOPS * cfg.model.outputs)
     report_each(cfg.training.step_flops, Kind.OPTIMIZER)
@@ -1052,11 +1061,11 @@ def send_back(
     number = _check_shared(clients, request.stage)
     received = received_rows(state)
     rows_leaf = received[number] = received[number].detach().requires_grad_()
-    weights = {name: w.t for name, w in state.weights.items()}
+    stages = stages_of(clients, state, 0)
     with torch.enable_grad():
-        _, total = objective(clients, state, weights, received)
+        _, total = objective(clients, state, weights_of(state), received, stages)
         (gradient,) = torch.autograd.grad(total, rows_leaf)
-    batch, slots = stages_of(clients, state, 0)[-1].output_rows, state.requested_slots[str(number)]
+    batch, slots = stages[-1].output_rows, state.requested_slots[str(number)]
     batch_size = batch.off.diff()[owners(slots.off)].to(gradient.dtype)[:, None]
     return state, PartialSums(Ragged(gradient * batch_size, slots.off), slots, None)
 

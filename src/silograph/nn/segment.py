@@ -4,6 +4,8 @@ C: clients. n: rows. I, O: input and output width. `off` (C + 1,) int64 are the 
 client. A weight of one dimension more than usual has a slice for each client.
 """
 
+from typing import cast
+
 import torch
 from torch import Tensor
 from torch.nn.functional import embedding_bag
@@ -73,6 +75,19 @@ class _SparseProduct(torch.autograd.Function):
     @staticmethod
     def backward(ctx, grad):  # type: ignore[no-untyped-def]
         return _sparse_times_dense(ctx.transposed(), grad), None, None
+
+
+class _SharedProduct(torch.autograd.Function):
+    """Sparse features times one weight that is expanded to all clients, each with a gradient."""
+
+    @staticmethod
+    def forward(ctx, weight, x):  # type: ignore[no-untyped-def]
+        ctx.x, ctx.shape = x, weight.shape
+        return _sparse_times_dense(x.csr, weight[0])
+
+    @staticmethod
+    def backward(ctx, grad):  # type: ignore[no-untyped-def]
+        return _sparse_times_dense(ctx.x.stacked.transposed, grad).view(ctx.shape), None
 
 
 def sparse_product(matrix: CSR, dense: Tensor, *, symmetric: bool = False) -> Tensor:
@@ -196,7 +211,7 @@ def segment_linear(x: Rows, weight: Tensor, off: Tensor) -> Tensor:
 
     Args:
         x: (n, I), dense or sparse.
-        weight: (I, O) shared by all clients, or (C, I, O).
+        weight: (I, O) shared by all clients, or (C, I, O), perhaps one that is expanded.
         off: (C + 1,).
     """
     products = 1 + gradients(x, weight)
@@ -204,6 +219,8 @@ def segment_linear(x: Rows, weight: Tensor, off: Tensor) -> Tensor:
         report_entries(x.csr.indptr, off, 2 * weight.shape[-1] * products)
         if weight.dim() == 2:
             return sparse_product(x.csr, weight)
+        if weight.stride(0) == 0:
+            return cast(Tensor, _SharedProduct.apply(weight, x))  # type: ignore[no-untyped-call]
         return sparse_product(x.stacked, weight.flatten(0, 1))
     report_rows(off, 2 * weight.shape[-2] * weight.shape[-1] * products)
     if weight.dim() == 2:
