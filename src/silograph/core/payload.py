@@ -166,7 +166,7 @@ def runs_at(t: Tensor, off: Tensor, positions: Tensor) -> Tensor:
         positions: of clients.
     """
     if t.device.type != "cpu" or len(t) < LONG_RUN * (len(off) - 1) or len(positions) == 0:
-        return t[rows_of(off, positions)]
+        return t.index_select(0, rows_of(off, positions))
     ends = torch.stack([off[positions], off[positions + 1]], dim=1).tolist()
     whole = t.numpy()
     return torch.from_numpy(np.concatenate([whole[a:b] for a, b in ends]))

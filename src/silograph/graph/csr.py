@@ -227,8 +227,8 @@ class CSR:
         entries = ranges(self.indptr[:-1].long()[rows], lengths)
         return CSR(
             offsets(lengths).to(self.indices.dtype),
-            self.indices[entries],
-            None if self.values is None else self.values[entries],
+            self.indices.index_select(0, entries),
+            None if self.values is None else self.values.index_select(0, entries),
             self.num_cols,
         )
 

@@ -886,7 +886,7 @@ def _messages_of(
     row_position = stage.degree.new_full((len(stage.degree),), -1, dtype=torch.int64)
     row_position[entering.rows] = torch.arange(len(entering.rows), device=row_position.device)
     scale = scales_of(conv).sender_scale(stage.degree[stage.requested_rows])
-    rows = z[row_position[stage.requested_rows]]
+    rows = z.index_select(0, row_position[stage.requested_rows])
     if scale is None:
         return rows
     report_rows(entering.off, z.shape[1])

@@ -462,7 +462,7 @@ def sampled_pass(
 def features_of(x: Tensor | SparseRows, reached: Reached) -> Tensor | SparseRows:
     """Return the features of the rows reached."""
     if isinstance(x, Tensor):
-        return x[reached.rows]
+        return x.index_select(0, reached.rows)
     return SparseRows(x.csr.select_rows(reached.rows), reached.off, feature=x.feature)
 
 

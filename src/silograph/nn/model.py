@@ -337,7 +337,7 @@ def entering(block: ClientBlock, reach: Reach) -> Rows:
     if len(reach.rows) == len(block.row_key):
         return block.x
     if not isinstance(block.x, SparseRows):
-        return block.x[reach.rows]
+        return block.x.index_select(0, reach.rows)
     if "features" not in reach.operators:  # every op of a pass wants them, and their transpose
         reach.operators["features"] = block.x.used.csr.select_rows(reach.rows)
     return SparseRows(reach.operators["features"], reach.off, feature=block.x.used.feature)
@@ -371,7 +371,7 @@ def _meeting_features(params: Mapping[str, Tensor], stage_inputs: Inputs) -> Map
     if not isinstance(x, SparseRows) or x.feature is None:
         return params
     maps = stage_inputs.stage.conv.maps
-    return {name: w[x.feature] if name in maps else w for name, w in params.items()}
+    return {name: w.index_select(0, x.feature) if name in maps else w for name, w in params.items()}
 
 
 def before(params: Mapping[str, Tensor], stage_inputs: Inputs) -> Tensor:

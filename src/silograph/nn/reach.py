@@ -358,7 +358,7 @@ def _add_scaled(
         return total
     sums = incoming.sums
     for scale in present:
-        sums = scale[incoming.rows] * sums
+        sums = scale.index_select(0, incoming.rows) * sums
     return total.index_add_(0, incoming.rows, sums)
 
 
@@ -383,11 +383,11 @@ def placed(block: ClientBlock, reach: Reach, total: Ragged, row: Ragged | None) 
 def _scale_rows(
     z: Tensor, scales: tuple[Tensor | None, ...], reach: Reach, rows: Tensor | None = None
 ) -> Tensor:
-    z = z if rows is None else z[rows]
+    z = z if rows is None else z.index_select(0, rows)
     for scale in scales:
         if scale is not None:
             report_rows(reach.off, z.shape[1])
-            z = (scale if rows is None else scale[rows]) * z
+            z = (scale if rows is None else scale.index_select(0, rows)) * z
     return z
 
 

@@ -230,7 +230,7 @@ def _select_rows(x: Rows, rows: Tensor, off: Tensor) -> Rows:
     if len(rows) == total and torch.equal(rows, torch.arange(total, device=rows.device)):
         return x
     if isinstance(x, Tensor):
-        return x[rows]
+        return x.index_select(0, rows)
     return SparseRows(x.csr.select_rows(rows), off, feature=x.feature)
 
 
@@ -256,7 +256,7 @@ def _other_inputs(
     if number not in stored.halo or key is None:
         return own_rows, stored.halo.get(number)
     keys = block.halo.key[senders.slots]
-    rows = stored.halo[number][senders.slots]
+    rows = stored.halo[number].index_select(0, senders.slots)
     halo = after_dropout(stage, number, rows, keys, senders.slot_off, key)
     assert isinstance(halo, Tensor)  # as it went in
     return own_rows, halo
