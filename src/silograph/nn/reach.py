@@ -19,7 +19,7 @@ from silograph.core.payload import Ragged, offsets, owners, ranges
 from silograph.core.work import report_entries, report_rows
 from silograph.graph.block.block import ClientBlock
 from silograph.graph.csr import CSR
-from silograph.nn.conv import Messages, Scales, as_matrix
+from silograph.nn.conv import DegreeScale, Messages, Scales, as_matrix
 from silograph.nn.fit import check_places
 from silograph.nn.segment import segment_sum, sparse_product
 
@@ -40,6 +40,7 @@ class Reach:
         slot_off: (C + 1,) of each client.
         place: (n,) int64 position among `rows` of every row, -1 for none.
         operators: what was worked out from the reach alone, by what it is for.
+        scales: (r, 1) of the rows, by how they follow from degrees.
         dropout_masks: by stage, of its latest dropout the key, share and width D, and what entries
             (r, D) are multiplied by: 0 where they are dropped.
         feature_products: by name of a weight (F, H) of the first stage, its latest value in a pass
@@ -57,6 +58,7 @@ class Reach:
     slot_off: Tensor
     place: Tensor
     operators: dict[object, CSR] = field(default_factory=dict, repr=False)
+    scales: dict[DegreeScale, Tensor] = field(default_factory=dict, repr=False)
     dropout_masks: dict[int, tuple[tuple[Key, float, int], Tensor]] = field(
         default_factory=dict, repr=False
     )
@@ -67,6 +69,12 @@ class Reach:
         """Rows (k,) int64 that send to other silos, ascending, and edges from them to slots."""
         rows, column = torch.unique(self.outer.indices, return_inverse=True)
         return rows.long(), self.outer.with_columns(column, len(rows))
+
+    def scale(self, by_degree: DegreeScale | None) -> Tensor | None:
+        """Return a scale of all rows (r, 1), worked out once; None for 1."""
+        if by_degree is not None and by_degree not in self.scales:
+            self.scales[by_degree] = by_degree(self.degree)
+        return None if by_degree is None else self.scales[by_degree]
 
     @property
     def messages(self) -> Messages:
@@ -100,7 +108,7 @@ def with_own_degrees(block: ClientBlock, reach: Reach) -> Reach:
 
     def make() -> Reach:
         degree = block.adj.degree.to(reach.degree.dtype)[:, None]
-        return replace(reach, degree=degree, operators={})
+        return replace(reach, degree=degree, operators={}, scales={})
 
     # What is worked out for all rows along all edges serves every pass.
     if reach is full_reach(block):
@@ -284,7 +292,7 @@ def messages_out(scales: Scales, z: Tensor, reach: Reach, rows: Tensor | None = 
 
     `rows`: (k,) int64 whose messages are wanted; None: all. The work reported is that of all.
     """
-    return _scale_rows(z, (scales.sender_scale(reach.degree), reach.cross), reach, rows)
+    return _scale_rows(z, (reach.scale(scales.pre), reach.cross), reach, rows)
 
 
 def messages_back(scales: Scales, grad: Tensor, reach: Reach, rows: Tensor | None = None) -> Tensor:
@@ -292,7 +300,7 @@ def messages_back(scales: Scales, grad: Tensor, reach: Reach, rows: Tensor | Non
 
     Edges go both ways, so senders and receivers swap, and with them the scales.
     """
-    return _scale_rows(grad, (scales.receiver_scale(reach.degree),), reach, rows)
+    return _scale_rows(grad, (reach.scale(scales.post),), reach, rows)
 
 
 def outward(messages: Tensor, reach: Reach) -> Tensor:
@@ -333,13 +341,13 @@ def summed(scales: Scales, z: Tensor, incoming: Incoming, reach: Reach) -> Tenso
         reach: the rows and edges of the pass.
     """
     inner = _sparse_product(inner_operator(scales, reach), z, reach)
-    return _add_scaled(inner, incoming, (scales.receiver_scale(reach.degree),), reach)
+    return _add_scaled(inner, incoming, (reach.scale(scales.post),), reach)
 
 
 def summed_back(scales: Scales, grad: Tensor, incoming: Incoming, reach: Reach) -> Tensor:
     """Return dLoss/dz (r, D) from dLoss/ds (r, D) and incoming sums of other silos (r, D)."""
     inner = _sparse_product(inner_operator(scales, reach).transposed, grad, reach)
-    return _add_scaled(inner, incoming, (scales.sender_scale(reach.degree), reach.cross), reach)
+    return _add_scaled(inner, incoming, (reach.scale(scales.pre), reach.cross), reach)
 
 
 def _add_scaled(
