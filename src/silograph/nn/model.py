@@ -374,21 +374,34 @@ def _meeting_features(params: Mapping[str, Tensor], stage_inputs: Inputs) -> Map
     return {name: w.index_select(0, x.feature) if name in maps else w for name, w in params.items()}
 
 
+def _with_all_columns(stage_inputs: Inputs) -> Inputs:
+    """Return inputs whose sparse features meet whole weights: fewer rows than weights' are read."""
+    at, x = stage_inputs, stage_inputs.x
+    if not isinstance(x, SparseRows) or x.feature is None:
+        return at
+    operators, name = at.reach.operators, "features, all columns"
+    if name not in operators:
+        columns = x.feature[x.csr.indices.long()]
+        operators[name] = x.csr.with_columns(columns, at.model.stages[0].inputs)
+    return replace(at, x=SparseRows(operators[name], x.off))
+
+
 def before(params: Mapping[str, Tensor], stage_inputs: Inputs) -> Tensor:
     """Return z, (r, O).
 
     A model is scored before it is trained, so the product of its weights with the features, most of
     a pass, is kept from a pass without dropout for the next one.
     """
-    at, x = stage_inputs, stage_inputs.x
+    at = _with_all_columns(stage_inputs)
+    x = at.x
     drops = at.key is not None and at.stage.drop > 0
     if drops or not isinstance(x, SparseRows) or params.keys() != {"weight"}:
-        return _before(_meeting_features(params, at), at)
+        return _before(params, at)
     weight, latest = params["weight"], at.reach.feature_products.get("weight")
     if latest is not None and torch.equal(latest[0], weight):
         report_entries(x.csr.indptr, at.reach.off, 2 * weight.shape[-1])
         return latest[1]
-    z = _before(_meeting_features(params, at), at)
+    z = _before(params, at)
     if at.key is None:
         at.reach.feature_products["weight"] = weight.clone(), z
     return z
@@ -403,7 +416,7 @@ def _before(params: Mapping[str, Tensor], stage_inputs: Inputs) -> Tensor:
 
 def after(params: Mapping[str, Tensor], stage_inputs: Inputs, s: Tensor) -> Tensor:
     """Return the outputs of the stage, (r, O)."""
-    return _after(_meeting_features(params, stage_inputs), stage_inputs, s)
+    return _after(params, _with_all_columns(stage_inputs), s)
 
 
 def _after(params: Mapping[str, Tensor], stage_inputs: Inputs, s: Tensor) -> Tensor:
