@@ -246,6 +246,10 @@ def predict_weighed(
         return forward_pass(cfg.model.staged, weights, inputs, None)
 
 
+# Name in `ClientBlock.memo` of logits of a pass over all silos, and the reply with their counts.
+EXCHANGED_COUNTS = "exchanged counts"
+
+
 def judge_server(
     cfg: Any, block: ClientBlock, state: State, inbox: Payload, key: Key
 ) -> tuple[State, Payload]:
@@ -269,7 +273,10 @@ def judge_own(
 ) -> tuple[State, Payload]:
     """Score each client's own model on its own nodes. In: nothing. Out: see `Task.tally`."""
     del inbox, key
-    return state, _reply_with_counts(cfg, rows_left(cfg, block, state, "own"))
+    rows, exchanged = rows_left(cfg, block, state, "own"), block.memo.get(EXCHANGED_COUNTS)
+    if isinstance(exchanged, tuple) and exchanged[0] is rows.logits:
+        return state, dict(exchanged[1])
+    return state, _reply_with_counts(cfg, rows)
 
 
 def judge_exchanged(
@@ -282,7 +289,10 @@ def judge_exchanged(
     del inbox, key
     logits = judges_of(block).select(logits_of(cfg.model, state))
     new = {**end(state), "server/logits": logits, "own/logits": logits}
-    return new, _reply_with_counts(cfg, rows_left(cfg, block, new, "server"))
+    rows = rows_left(cfg, block, new, "server")
+    reply = _reply_with_counts(cfg, rows)
+    block.memo[EXCHANGED_COUNTS] = rows.logits, reply  # for `judge_own`
+    return new, reply
 
 
 def judge_left(

@@ -155,7 +155,7 @@ def used_rows(value: Stacked | Patched, x: Rows) -> Tensor:
     if len(value.t):
         return value.t.clone(memory_format=torch.contiguous_format)
     if len(value.base) == 1:
-        return value.base[0][x.used.feature]
+        return value.base[0].index_select(0, x.used.feature)
     return value.base[value.which[owners(x.used.off)], x.used.feature]
 
 

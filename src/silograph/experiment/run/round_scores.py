@@ -124,13 +124,19 @@ def judged_from_counts(
     away: tuple[str, ...],
 ) -> JudgedRound:
     """Return a round with the scores of its counts."""
-    val, test = (
-        {
-            "server": None if server is None else scores_of(setup, server, part),
-            "personalized": scores_of(setup, own, part),
-        }
-        for part in PARTS
+    # With one model for all, both views are one: its scores are computed once.
+    is_one_model = (
+        server is not None
+        and server.keys() == own.keys()
+        and all(torch.equal(t, own[name]) for name, t in server.items())
     )
+
+    def views_of(part: Part) -> ViewScores:
+        server_scores = None if server is None else scores_of(setup, server, part)
+        own_scores = server_scores if is_one_model else scores_of(setup, own, part)
+        return {"server": server_scores, "personalized": own_scores}
+
+    val, test = map(views_of, PARTS)
     return JudgedRound(t, server, own, weights, val, test, away)
 
 
