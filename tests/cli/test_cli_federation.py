@@ -24,7 +24,7 @@ from commands import Capture, everything, printed
 from forked import Forked
 from processes import children, children_of, is_running
 from silograph.cli import run_app
-from silograph.core.errors import SilographError
+from silograph.core.errors import ConfigError, SilographError, mistake
 from silograph.deploy.demo import (
     SECONDS_TO_START,
     SECONDS_TO_STOP,
@@ -538,6 +538,23 @@ def test_a_server_whose_silos_do_not_come_says_how_it_goes_on(capsys: Capture) -
     hint = capsys.readouterr().err.splitlines()[-1]
     words = shlex.split(hint.removeprefix("to go on: silograph server "))
     assert sorted(words) == sorted([*run, *how])
+
+
+@pytest.mark.usefixtures("work")
+@pytest.mark.parametrize("resumed", [False, True])
+def test_a_server_whose_silo_did_not_come_back_says_how_it_goes_on(
+    capsys: Capture, monkeypatch: pytest.MonkeyPatch, resumed: bool
+) -> None:
+    def lost(*_: object, **__: object) -> None:
+        raise ConfigError("a: not back", **mistake("too-few-silos", 2, 1, ["a"]))
+
+    monkeypatch.setattr("silograph.deploy.server.serve", lost)
+    monkeypatch.setattr("silograph.deploy.server.resume_server", lost)
+    Path("my run").mkdir()
+    run = ["--resume", "my run"] if resumed else [*TRAINED, "--silos", "a,b", "--out", "my run"]
+    assert run_app(["server", *run, "--listen", "localhost:0", "--insecure", "--quiet"]) == 2
+    hint = capsys.readouterr().err.splitlines()[-1]
+    assert hint.startswith("to go on: silograph server --resume 'my run' ")
 
 
 @pytest.mark.usefixtures("forked")

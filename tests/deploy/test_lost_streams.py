@@ -112,6 +112,7 @@ def test_a_silo_that_does_not_come_back_in_set_up(
             reached=lambda folder, at: proxy.address if folder == silos[1] else at,
             patience=1.0,
         )
+    assert end.value.code == "too-few-silos"  # after which the server's command goes on
     assert lines.count(str(end.value)) == 2
 
 

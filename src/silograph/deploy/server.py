@@ -21,6 +21,7 @@ from silograph.core.config import STRICT, RunConfig, checked
 from silograph.core.errors import (
     CheckpointError,
     ConfigError,
+    ProtocolError,
     SilographError,
     mistake,
     reword_error,
@@ -629,6 +630,7 @@ class ServerSession:
 
         Raises:
             ConfigError: silos are missing or do not fit.
+            ProtocolError: one does not come back.
         """
         server_settings = self._server_settings
         # Wait for all silos; their order decides the order of every sum.
@@ -803,7 +805,7 @@ class ServerSession:
         A silo has `rejoin` seconds in all, from the first time that its stream ends.
 
         Raises:
-            ConfigError: it does not come back in time.
+            ProtocolError: it does not come back in time.
         """
         name, rejoin = former.name, self._server_settings.rejoin
         if name not in self._rejoin_deadlines:
@@ -813,7 +815,7 @@ class ServerSession:
         while self._peers[name] is former:
             joined = self._hub.next(max(0.0, self._rejoin_deadlines[name] - time.monotonic()))
             if joined is None:
-                raise ConfigError(
+                raise ProtocolError(
                     f"{name}: {lost}; not back within {rejoin:g} s",
                     **mistake("too-few-silos", self._num_silos, self._num_silos - 1, [name]),
                 ) from None
