@@ -14,11 +14,6 @@ import torch
 
 pytest.importorskip("dp_accounting")
 
-from silograph.federation.privacy.node_sensitivity import (
-    most_changed_subgraphs,
-    most_nodes_within,
-)
-
 from conftest import planted_graph
 from membership import gaussian_lower_bound, lower_bound
 from runs import FAST
@@ -34,6 +29,7 @@ from silograph.graph.graph import Graph
 from silograph.graph.read.arrays import from_arrays
 from silograph.methods.local_training import GlobalModel
 from silograph.methods.node_gradients import sum_clipped_gradients
+from silograph.nn.bounded_subgraphs import most_changed_subgraphs, most_nodes_within
 
 EPSILON, DELTA = 4.0, 1e-5
 TRIALS = 20_000
