@@ -354,8 +354,8 @@ def sum_histograms(
     all_counts = dict(counts)
     for name, bins in counts.items():
         if name.endswith(HISTOGRAM):
-            # In NumPy: torch takes twenty times as long to see whether any of many is not 0. NumPy
-            # adds several times as fast without a change of type, if sums cannot overflow.
+            # In NumPy: torch takes twenty times as long to see whether any of many is not 0. Sums
+            # are several times as fast without a change of type, where they cannot overflow.
             table, part = bins.cpu().numpy(), name.removesuffix(HISTOGRAM)
             by_client = table.reshape(len(table), -1)
             most, least = by_client.max(axis=1, initial=0), by_client.min(axis=1, initial=0)
