@@ -768,7 +768,8 @@ def _memory_of_thread(
     """Return memory for the training of the called clients `first` to `end`."""
     clients, flat, width = data.called.position[first:end], params.flat, params.rows.shape[2]
     s = arrays.scratch(data.rows, data.inputs, shape, clients, flat.dtype, flat.shape[1], width)
-    return s, arrays.spare(params, rule, len(s.rows))
+    single_step = shape.fanout is None and shape.epochs == 1 and shape.batch == 0
+    return s, arrays.spare(params, rule, len(s.rows), single_step=single_step)
 
 
 def _to_fitted(

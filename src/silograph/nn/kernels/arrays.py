@@ -334,7 +334,7 @@ class Spare(NamedTuple):
 
     start: Array  # (M, u, D), empty if there is no pull
     start_flat: Array  # (P,)
-    moments: Array  # (2, M, u, D), empty if moments are kept
+    moments: Array  # (2, M, u, D), empty if moments are kept, or are not needed: see `spare`
     moments_flat: Array  # (2, P)
     mask_moments: Array  # the same of masks; empty without masks
     mask_moments_flat: Array
@@ -475,12 +475,15 @@ def scratch(
     )
 
 
-def spare(params: ParamArrays, steps: StepRule, used: int) -> Spare:
-    """Return memory for clients of at most `used` used rows."""
+def spare(params: ParamArrays, steps: StepRule, used: int, *, single_step: bool) -> Spare:
+    """Return memory for clients of at most `used` used rows, each of which takes a `single_step`.
+
+    Moments after the last step are read by nobody, so Adam's of a single step have no memory.
+    """
     (matrices, _, first), flat, dtype = params.rows.shape, params.flat.shape[1], params.rows.dtype
     masked, keeps_moments = params.masks is not None, len(params.first_flat) > 0
     pulled = steps.mu > 0 or masked
-    moment_rows = 0 if keeps_moments else used
+    moment_rows = 0 if keeps_moments or (single_step and steps.adam) else used
     return Spare(
         start=np.empty((matrices, used if pulled else 0, first), dtype),
         start_flat=np.empty(flat if pulled else 0, dtype),
