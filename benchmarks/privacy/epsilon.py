@@ -9,6 +9,7 @@ writes the tables of epsilon.md and the plot.
 
 import sys
 from collections.abc import Iterable
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 
@@ -34,9 +35,11 @@ from privacy_cells import (
 HERE = Path(__file__).parent
 PLACES = [
     *(Place(graph, "metis", silos) for silos, graph in product((10, 100), GRAPHS)),
-    *(Place(graph, "random", 100) for graph in ("cora", "pubmed")),
+    Place("pubmed", "random", 100),
 ]
 MANY = Place("pubmed", "random", 1000)
+# With many weights and silos a run takes long: this place has the settings of another graph.
+LAST = Place("citeseer", "metis", 100)
 SHOWN = [p for p in [*PLACES, MANY] if p.silos > 10 and p.graph != "citeseer"]  # in the plot
 # One step of a client: solver, rate and layers.
 STEPS: dict[str, Settings] = {
@@ -58,10 +61,10 @@ def grid_of(steps: Iterable[str], rounds: Iterable[int]) -> dict[str, Settings]:
 
 
 # The cost of a run grows with its silos, so fewer settings are tried where there are more.
-GRIDS = {
-    10: grid_of(STEPS, (3, 20)),
-    100: grid_of(["SGD 5", "SGD 50", "Adam 0.1"], [10]),
-    1000: grid_of(["Adam 0.1"], [10]),
+FOR_TEN_SILOS = grid_of(STEPS, (3, 20))
+FOR_MANY_SILOS = {
+    "cora": grid_of(["SGD 5", "SGD 50", "Adam 0.1"], [10]),
+    "pubmed": grid_of(["Adam 0.1"], [10]),
 }
 PRIVATE: Settings = {
     "method": "fedavg",
@@ -78,7 +81,15 @@ LOCAL_GRID: dict[str, Settings] = {
 }
 LOCAL = Arm("local", {"method": "local", **ROUNDS_WITHOUT}, [LOCAL_GRID])
 LOCAL_DEFAULTS = Arm("local, defaults", {"method": "local", **ROUNDS_WITHOUT})
+LOCALS = LOCAL_DEFAULTS, LOCAL
 FEDERATED = Arm("not private", {"method": "fedopt", **ROUNDS_WITHOUT})
+
+
+def chosen_on(place: Place) -> Place:
+    """Return where the settings of a place are chosen."""
+    if place == LAST:
+        return replace(place, graph="cora")
+    return MANY if place.cut == "random" else place
 
 
 def private_arms(place: Place) -> list[Arm]:
@@ -88,9 +99,10 @@ def private_arms(place: Place) -> list[Arm]:
         Arm(
             name_of(epsilon),
             PRIVATE | {"dp_delta": delta, "dp_epsilon": epsilon},
-            [GRIDS[place.silos]],
+            [FOR_TEN_SILOS if place.silos == 10 else FOR_MANY_SILOS[chosen_on(place).graph]],
             {"dp_epsilon": CHOSEN_AT[epsilon]},
             f"choice at {name_of(CHOSEN_AT[epsilon])}",
+            chosen_on,
         )
         for epsilon in EPSILONS
     ]
@@ -100,24 +112,20 @@ def measure(data_dir: str) -> None:
     """Run all cells that have not run."""
     torch.set_num_threads(1)
     cells = Cells(HERE / "epsilon.jsonl", data_dir)
-    for place in [MANY, *PLACES]:
-        cells.measure([place], [LOCAL_DEFAULTS, LOCAL, FEDERATED, *private_arms(place)])
+    for place in sorted([*PLACES, MANY], key=lambda place: place == LAST):
+        cells.measure([place], [*LOCALS, FEDERATED, *private_arms(place)])
 
 
 def write() -> None:
     """Write the page's tables and plot."""
     cells, every = Cells(HERE / "epsilon.jsonl"), [*PLACES, MANY]
-    private = private_arms(PLACES[0])  # names are alike at all places
-    shown = [LOCAL_DEFAULTS, LOCAL, *reversed(private), FEDERATED]
-    rows = [choices(cells, [p], [LOCAL, *(private_arms(p)[n] for n in (0, 2, 4))]) for p in every]
-    header, chosen = rows[0].split("\n")[:2], [text.split("\n")[2] for text in rows]
     sections = {
-        "table": table(cells, every, shown),
-        "choices": "\n".join([*header, *chosen]),
+        "table": table(cells, every, lambda p: [*LOCALS, *reversed(private_arms(p)), FEDERATED]),
+        "choices": choices(cells, every, lambda p: [LOCAL, *private_arms(p)[::2]]),
         "cost": cells.cost(),
     }
     title = "Whole silos hidden: test accuracy beside local training"
-    plot = gaps(cells, title, SHOWN, [LOCAL, *private[:-1]])
+    plot = gaps(cells, title, SHOWN, lambda p: [LOCAL, *private_arms(p)[:-1]])
     write_page(HERE / "epsilon.md", sections, plot)
 
 
