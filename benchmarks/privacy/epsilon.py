@@ -81,12 +81,15 @@ LOCAL_GRID: dict[str, Settings] = {
 }
 LOCAL = Arm("local", {"method": "local", **ROUNDS_WITHOUT}, [LOCAL_GRID])
 LOCAL_DEFAULTS = Arm("local, defaults", {"method": "local", **ROUNDS_WITHOUT})
+LOCALS = LOCAL_DEFAULTS, LOCAL
 FEDERATED = Arm("not private", {"method": "fedopt", **ROUNDS_WITHOUT})
 
 
 def chosen_on(place: Place) -> Place:
     """Return where the settings of a place are chosen."""
-    return replace(place, graph="cora") if place == LAST else place
+    if place == LAST:
+        return replace(place, graph="cora")
+    return MANY if place.cut == "random" else place
 
 
 def private_arms(place: Place) -> list[Arm]:
@@ -110,23 +113,19 @@ def measure(data_dir: str) -> None:
     torch.set_num_threads(1)
     cells = Cells(HERE / "epsilon.jsonl", data_dir)
     for place in sorted([*PLACES, MANY], key=lambda place: place == LAST):
-        cells.measure([place], [LOCAL_DEFAULTS, LOCAL, FEDERATED, *private_arms(place)])
+        cells.measure([place], [*LOCALS, FEDERATED, *private_arms(place)])
 
 
 def write() -> None:
     """Write the page's tables and plot."""
     cells, every = Cells(HERE / "epsilon.jsonl"), [*PLACES, MANY]
-    private = private_arms(PLACES[0])  # names are alike at all places
-    shown = [LOCAL_DEFAULTS, LOCAL, *reversed(private), FEDERATED]
-    rows = [choices(cells, [p], [LOCAL, *(private_arms(p)[n] for n in (0, 2, 4))]) for p in every]
-    header, chosen = rows[0].split("\n")[:2], [text.split("\n")[2] for text in rows]
     sections = {
-        "table": table(cells, every, shown),
-        "choices": "\n".join([*header, *chosen]),
+        "table": table(cells, every, lambda p: [*LOCALS, *reversed(private_arms(p)), FEDERATED]),
+        "choices": choices(cells, every, lambda p: [LOCAL, *private_arms(p)[::2]]),
         "cost": cells.cost(),
     }
     title = "Whole silos hidden: test accuracy beside local training"
-    plot = gaps(cells, title, SHOWN, [LOCAL, *private[:-1]])
+    plot = gaps(cells, title, SHOWN, lambda p: [LOCAL, *private_arms(p)[:-1]])
     write_page(HERE / "epsilon.md", sections, plot)
 
 

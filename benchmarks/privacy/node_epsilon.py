@@ -15,6 +15,8 @@ from pathlib import Path
 
 import torch
 
+from silograph.experiment.terminal_table import markdown_table
+
 sys.path.insert(0, str(Path(__file__).parent))
 
 from privacy_cells import (
@@ -35,9 +37,10 @@ from privacy_cells import (
 HERE = Path(__file__).parent
 PLACES = [
     *(Place("pubmed", "random", silos) for silos in (100, 1000)),
-    *(Place(graph, "metis", silos) for graph, silos in product(GRAPHS, (10, 100))),
+    *(Place(graph, "metis", 10) for graph in GRAPHS),
+    *(Place(graph, "metis", 100) for graph in ("cora", "pubmed")),
 ]
-SHOWN = [p for p in PLACES if p.graph == "pubmed" or p.silos == 10]  # in the plot
+SHOWN = [p for p in PLACES if p.graph == "pubmed" or p == Place("cora", "metis", 10)]  # in the plot
 DELTAS = {"cora": 1e-4, "citeseer": 1e-4, "pubmed": 1e-5}  # below 1 / number of nodes
 SMALLEST: Settings = {"model": "gcn", "layers": 1, "dp_degree": 1}
 
@@ -120,6 +123,14 @@ def arms_at(place: Place) -> list[Arm]:
     return [LOCAL, LOCAL_MLP, *reversed(private), insecure, FEDERATED]
 
 
+def models(cells: Cells) -> str:
+    """Return validation accuracies of the models among which PubMed chose."""
+    arms = private_arms("pubmed")[::-2]
+    columns = [cells.last_choice(Place("pubmed", "metis", 10), arm) for arm in arms]
+    rows = [[name, *(f"{column[name]:.1f}" for column in columns)] for name in SHAPES]
+    return markdown_table(["model", *(arm.choice for arm in arms)], rows)
+
+
 def measure(data_dir: str) -> None:
     """Run all cells that have not run."""
     torch.set_num_threads(1)
@@ -131,18 +142,16 @@ def measure(data_dir: str) -> None:
 def write() -> None:
     """Write the page's tables and plot."""
     cells = Cells(HERE / "node_epsilon.jsonl")
-    private = private_arms("pubmed")  # names are alike at all places
-    on_metis = [Place(graph, "metis", 10) for graph in ("cora", "pubmed")]
-    rows = [choices(cells, [p], [private_arms(p.graph)[n] for n in (0, 2, 4)]) for p in on_metis]
-    header, chosen = rows[0].split("\n")[:2], [text.split("\n")[2] for text in rows]
     every = sorted(PLACES, key=lambda p: (p.cut, p.silos, GRAPHS.index(p.graph)))
+    own_choices = [Place(graph, "metis", 10) for graph in STEPS]
     sections = {
-        "table": table(cells, every, arms_at(every[0])),
-        "choices": "\n".join([*header, *chosen]),
+        "table": table(cells, every, arms_at),
+        "choices": choices(cells, own_choices, lambda p: private_arms(p.graph)[::2]),
+        "models": models(cells),
         "cost": cells.cost(),
     }
     title = "Single nodes hidden: test accuracy beside local training"
-    plot = gaps(cells, title, SHOWN, [LOCAL, *private[:-1]])
+    plot = gaps(cells, title, SHOWN, lambda p: [LOCAL, *private_arms(p.graph)[:-1]])
     write_page(HERE / "node_epsilon.md", sections, plot)
 
 

@@ -8,7 +8,7 @@ import json
 import lzma
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
@@ -60,6 +60,9 @@ class Arm:
     chosen_on: Callable[["Place"], "Place"] | None = None
 
 
+ArmsAt = Callable[[Place], Sequence[Arm]]
+
+
 class Cells:
     """Runs of a page, and the file of their lines.
 
@@ -98,6 +101,16 @@ class Cells:
             names.append(max(scores, key=lambda name: scores[name]))
             chosen |= grid[names[-1]]
         return ", ".join(names) or "defaults", chosen
+
+    def last_choice(self, place: Place, arm: Arm) -> dict[str, float]:
+        """Return validation accuracies in percent of the last grid of an arm, by name."""
+        where = place if arm.chosen_on is None else arm.chosen_on(place)
+        before = self.choose(place, replace(arm, stages=arm.stages[:-1]))[0]
+        own = {
+            line["settings"]: 100 * line["val"]
+            for line in self._of(where, arm.choice or arm.name, (CHOICE_SEED,))
+        }
+        return {name: own[f"{before}, {name}"] for name in arm.stages[-1]}
 
     def scores(self, place: Place, arm: Arm) -> list[float]:
         """Return test accuracies in percent of all seeds, with the settings that were chosen."""
@@ -172,49 +185,50 @@ def spread(scores: Sequence[float]) -> str:
     return f"{mean(scores):.1f} ± {stdev(scores):.1f}"
 
 
-def table(cells: Cells, places: Iterable[Place], arms: Sequence[Arm]) -> str:
+def table(cells: Cells, places: Iterable[Place], arms_at: ArmsAt) -> str:
     """Return test accuracies by place and arm."""
-    return _table(places, arms, lambda place, arm: spread(cells.scores(place, arm)))
+    return _table(places, arms_at, lambda place, arm: spread(cells.scores(place, arm)))
 
 
-def choices(cells: Cells, places: Iterable[Place], arms: Sequence[Arm]) -> str:
+def choices(cells: Cells, places: Iterable[Place], arms_at: ArmsAt) -> str:
     """Return which settings were chosen."""
-    return _table(places, arms, lambda place, arm: cells.choose(place, arm)[0])
+    return _table(places, arms_at, lambda place, arm: cells.choose(place, arm)[0])
 
 
-def _table(
-    places: Iterable[Place], arms: Sequence[Arm], text_of: Callable[[Place, Arm], str]
-) -> str:
-    rows = [
-        [place.graph, place.cut, f"{place.silos:,}", *(text_of(place, arm) for arm in arms)]
-        for place in places
-    ]
-    return markdown_table(["graph", "cut", "silos", *(arm.name for arm in arms)], rows)
+def _table(places: Iterable[Place], arms_at: ArmsAt, text_of: Callable[[Place, Arm], str]) -> str:
+    rows, names = list[list[str]](), list[str]()
+    for place in places:
+        arms = arms_at(place)
+        names = [arm.name for arm in arms]
+        texts = (text_of(place, arm) for arm in arms)
+        rows.append([place.graph, place.cut, f"{place.silos:,}", *texts])
+    return markdown_table(["graph", "cut", "silos", *names], rows)
 
 
-def gaps(cells: Cells, title: str, places: Iterable[Place], arms: Sequence[Arm]) -> str:
+def gaps(cells: Cells, title: str, places: Iterable[Place], arms_at: ArmsAt) -> str:
     """Return an SVG of points above local training against epsilon, with standard deviations.
 
     Args:
         cells: that were measured.
         title: of the plot.
         places: a line each.
-        arms: local training, and one for each epsilon but that without noise.
+        arms_at: local training, and an arm for each epsilon but that without noise.
     """
-    local, *private = arms
     epsilons = list(EPSILONS[:-1])
     lines: dict[str, tuple[list[float], list[float]]] = {
         "local training": (epsilons, [0.0] * len(epsilons))
     }
     errors = dict[str, list[float]]()
     for place in places:
+        local, *private = arms_at(place)
         name = f"{place.graph}, {place.cut}, {place.silos:,} silos"
         alone = mean(cells.scores(place, local))
         scores = [cells.scores(place, arm) for arm in private]
         lines[name] = epsilons, [mean(values) - alone for values in scores]
         errors[name] = [stdev(values) for values in scores]
     y = "points above local training"
-    return svg_of(Curves(title, "epsilon", y, lines, errors=errors, markers=True))
+    curves = Curves(title, "epsilon", y, lines, errors=errors, markers=True)
+    return svg_of(curves)
 
 
 def write_page(path: Path, sections: Mapping[str, str], plot: str) -> None:
