@@ -348,8 +348,10 @@ class OwnData:
         check_start(facts, resolved.schema)
         hands_over_model: bool = facts["hand_over"]
         # Counts of evaluation have no noise, so a run with differential privacy sends none.
-        level = self.policy.evaluation if method_config.privacy is None else "none"
-        rules = dataclasses.replace(method_config.count_rules, level=level)
+        privacy, level = method_config.privacy, self.policy.evaluation
+        rules = dataclasses.replace(
+            method_config.count_rules, level=level if privacy is None else "none"
+        )
         method_config = dataclasses.replace(method_config, count_rules=rules)
         # Derive the program, and check what it would send against the silo's policy.
         program = program_of(
@@ -367,8 +369,8 @@ class OwnData:
         note = (
             f"agreed to {method.name}, {count_of(program.rounds, 'round')}: answers have "
             f"{', '.join(kinds_sent(program))}"
+            f"{'' if hands_over_model else '; the server keeps its model'}"
         )
-        note += "" if hands_over_model else "; the server keeps its model"
         block = block.to(resolved.device, dtype)
         run = SiloRun(silo, resolved_config, method, method_config, block, private)
         specs = sum_specs(resolved_config, schema, method)
@@ -385,21 +387,20 @@ class OwnData:
             # Sums of all silos, by which features may be standardized, are not known yet.
             None if FEATURES in specs else narrowing_line(silo, block, resolved_config.normalize),
         )
-        course, nodes = Course(program), nodes_of(block)
-        agreed: dict[str, Any] = {
+        nodes = nodes_of(block)
+        agreed = {
             "method": method.name,
             "rounds": resolved_config.rounds,
             "silos": resolved_config.clients,
             "most_bytes": {row.name: row.whole.most for row in plan.sent},  # None: not known
             "nodes": nodes,
+            **({} if privacy is None else {"privacy": dataclasses.asdict(privacy)}),
         }
-        if method_config.privacy is not None:
-            agreed["privacy"] = dataclasses.asdict(method_config.privacy)
         return Prepared(
             method_config,
             block,
             resolved.device,
-            course,
+            Course(program),
             nodes if secure is None and private is None else {},  # which the server would learn
             note,
             partial(self.store_result, run),

@@ -507,6 +507,10 @@ class Result:
             yield f"{unused_limits} could not stop the run: there were no validation scores to read"
         if self.config.threshold is not None:
             yield threshold_line(self.config.threshold, self.threshold)
+        yield from self._notes()
+
+    def _notes(self) -> Iterator[str]:
+        """Yield what to change, or to compare with."""
         if self.advice is not None:
             yield f"note: {self.advice}"
         view = self.method.evaluate.view
