@@ -38,7 +38,6 @@ PLAIN_NAMES = {
     "add_slices": "sums of weights",
     "add_patched": "sums of weights in parts",
     "compare": "comparison of weights",
-    "compiled_loop": "selection of clients",
 }
 # The second event spans a compilation, or the loading of one from the cache, for each signature.
 COMPILE, COMPILER_LOCK = "numba:compile", "numba:compiler_lock"
