@@ -32,6 +32,7 @@ from silograph.federation.privacy.accounting import epsilon_of
 from silograph.federation.privacy.budget import (
     LEDGER,
     SECRET,
+    Charge,
     PrivacyBudget,
     PrivacyLedger,
 )
@@ -334,6 +335,31 @@ def test_a_silo_with_a_budget_and_edges_to_others_does_not_even_connect(
     attendance = replace(attendance, secret=silos[0].parent / "secret")
     with raises_code(ConfigError, "refused-by-policy", rule="cross_edges"):
         take_part_in_run(read_silo(silos[0]), attendance)
+
+
+def test_a_refusal_does_not_quote_the_data(make_graph: MakeGraph, tmp_path: Path) -> None:
+    """A silo says how many steps a round has, which is its number of nodes, in its log alone."""
+    config = config_of(3, **BASE | {"batch_size": 1, "local_epochs": 10_000})
+    silos = private_folders(make_graph(60), config, tmp_path / "silos")
+    lines = list[str]()
+    with pytest.raises(SilographError) as error:
+        federate(silos, config, replace(PLAIN, rejoin=0.5), silo_lines=lines)
+    assert "0,000" not in str(error.value)
+    assert any("0,000" in line for line in lines)
+    assert not any(releases(silo) for silo in silos)
+
+
+def test_a_budget_of_a_silo_has_no_bound_for_runs_that_hid_nodes_only(
+    make_graph: MakeGraph, tmp_path: Path
+) -> None:
+    config = config_of(3, **BASE)
+    silos = private_folders(make_graph(60), config, tmp_path / "silos")
+    charge = Charge("charged", "00000000", "node", 1.0, 1, "00")
+    PrivacyLedger(silos[1] / "state").add(charge)
+    federate(silos, config, PLAIN)  # without a budget nothing is bounded
+    policies = {silos[1]: SiloPolicy(privacy_budget=PrivacyBudget(epsilon=1e6, delta=1e-5))}
+    with pytest.raises(ConfigError, match="privacy_budget"):
+        federate(silos, config, PLAIN, policies=policies)
 
 
 def test_a_silo_leaves_at_the_first_call_that_fails(

@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import partial
@@ -11,12 +11,19 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from silograph.core.config import make_config
-from silograph.core.errors import ConfigError, SilographError, canonical_name, lookup, mistake
+from silograph.core.config import RunConfig, make_config
+from silograph.core.errors import (
+    ConfigError,
+    PolicyError,
+    SilographError,
+    canonical_name,
+    lookup,
+    mistake,
+)
 from silograph.core.files import describe_exposure
 from silograph.core.numeric_state import standard_numerics
 from silograph.core.resolved_config import ResolvedConfig
-from silograph.core.text import count_of
+from silograph.core.text import count_of, printable
 from silograph.core.work import keep_freed_memory
 from silograph.deploy.allowed_code import AllowedCode, split_names
 from silograph.deploy.policy import (
@@ -91,7 +98,9 @@ from silograph.graph.graph import schema_of
 from silograph.graph.silos.data import Silo, featured, silo_fingerprint
 from silograph.graph.silos.read import CROSS
 from silograph.methods import METHODS
+from silograph.methods.base import Method
 from silograph.methods.local_only import sharing_in
+from silograph.nn.own_module import Make
 from silograph.task.counts import judges_of
 
 if TYPE_CHECKING:
@@ -323,26 +332,15 @@ class OwnData:
         make = code.model(config.model or "", digests)
         # Refuse what silos cannot run, or what is too large, before any work.
         check_deployable(config, method)
-        silo = featured(self.silo, config.features)
-        check_size(config, choose_parts(config, method), silo)
         if self.attendance.device is None:
             check_device_name(config.device)
         else:  # by this silo's people
             config = dataclasses.replace(config, device=self.attendance.device)
+        with self.errors_stay_here(config):
+            silo, resolved, edge_weights_line = self._fit_to_config(config, method, make)
         schema, dtype = schema_of(silo.graph), DTYPES[config.dtype]
-        # Whether other silos have weights is in the config: the server has resolved the rule.
-        resolved = resolve(config, schema, choose(config, method), make, weighted=True)
         resolved_config, method_config = resolved.config, resolved.method_config
         method = resolved.parts.method.part  # scored as the options and the row minimum say
-        silo = prepare_silo(
-            silo,
-            "given",  # or made above
-            resolved_config.edge_weights,
-            directed=resolved_config.directed != "none",
-        )
-        edge_weights_line = check_edge_weights(
-            config, resolved_config, method, method_config.model, self.silo
-        )
         # The resolved config must be that of the server, with no default left to this silo.
         check_complete_config(server_config, resolved_config)
         check_start(facts, resolved.schema)
@@ -358,8 +356,9 @@ class OwnData:
             resolved_config, schema, method, method_config, hand_over=hands_over_model
         )
         code.check_ops(program)
-        block = self._make_block(silo, resolved, dtype)
-        plan = plan_of(program, extent_of(block))
+        with self.errors_stay_here(config):
+            block = self._make_block(silo, resolved, dtype)
+            plan = plan_of(program, extent_of(block))
         needs = beyond_weights(resolved_config, method, method_config)
         private = self.private_replies(method_config.privacy, audit)
         self.check_policy(ProposedRun(resolved_config, program, needs), plan, audit, private)
@@ -413,6 +412,57 @@ class OwnData:
             private,
             BlockInState(block, silo, self.report_line) if specs else None,
         )
+
+    def _fit_to_config(
+        self, config: RunConfig, method: Method, make: Make | None
+    ) -> tuple[Silo, Resolved, str | None]:
+        """Return the silo with features and edges as in a config, the resolved config, and a line.
+
+        Raises:
+            ConfigError: the config asks for too much, or for what these data do not have.
+        """
+        silo = featured(self.silo, config.features)
+        check_size(config, choose_parts(config, method), silo)
+        schema = schema_of(silo.graph)
+        # Whether other silos have weights is in the config: the server has resolved the rule.
+        resolved = resolve(config, schema, choose(config, method), make, weighted=True)
+        silo = prepare_silo(
+            silo,
+            "given",  # or made above
+            resolved.config.edge_weights,
+            directed=resolved.config.directed != "none",
+        )
+        line = check_edge_weights(
+            config,
+            resolved.config,
+            resolved.parts.method.part,
+            resolved.method_config.model,
+            self.silo,
+        )
+        return silo, resolved, line
+
+    @contextmanager
+    def errors_stay_here(self, config: RunConfig) -> Iterator[None]:
+        """Tell the server of errors only that there was one, where data leave with noise only.
+
+        Errors quote the data: how many steps a round has, or the least weight of an edge.
+
+        Raises:
+            PolicyError: in place of the error, so the silo leaves the run and is not asked again.
+        """
+        try:
+            yield
+        except Exception as error:
+            if config.dp_epsilon is None and not isinstance(
+                self.policy.privacy_budget, PrivacyBudget
+            ):
+                raise
+            self.report_line(f"cannot take part in this run: {printable(str(error))}")
+            raise PolicyError(
+                "the run and the data of this silo do not go together; its log says why, which "
+                "the server does not learn with differential privacy: the silo leaves the run",
+                **mistake("refused-by-policy", "differential privacy"),
+            ) from None
 
     def secure_sums(self, config: ResolvedConfig) -> SecureSums | None:
         """Return what the silo agrees to of secure aggregation, None for a run without it.
@@ -500,13 +550,22 @@ class OwnData:
         ledger, secret = PrivacyLedger(state), read_or_make_secret(state)
         ledger.check_complete(audit.charged)
         names = [run_name(token) for token in runs_left(state) if has_agreement(state, token)]
-        if audit.run not in names and audit.run in ledger.releases(privacy.unit):
+        if audit.run not in names and ledger.has_run(audit.run):
             raise ConfigError(
                 f"expected a run that this silo has charged nothing for yet, got {audit.run}, "
                 f"whose agreement is no longer in {state}: begin a new run",
                 **mistake("refused-by-policy", "privacy_budget"),
             )
         budget = self.policy.privacy_budget
+        of_nodes = ledger.releases("node")
+        if isinstance(budget, PrivacyBudget) and budget.unit == "silo" and of_nodes:
+            raise ConfigError(
+                "expected no earlier runs that hid single nodes only with a budget for the whole "
+                f"silo, got {count_of(len(of_nodes), 'run')}, whose cost to the silo has no bound: "
+                'write unit = "node" in privacy_budget of policy.toml, or begin with a new --state '
+                "and --audit if these runs shall not count",
+                **mistake("refused-by-policy", "privacy_budget"),
+            )
         return PrivateReplies(
             privacy,
             ledger,
@@ -543,7 +602,7 @@ def check_no_cross_edges(silo: Silo) -> None:
     if len(silo.cross.row):
         raise ConfigError(
             "expected no edges to other silos in a run with differential privacy, as their hashes "
-            f"leave without noise, got {count_of(len(silo.cross.row), 'edge')}: delete all rows of "
+            f"leave without noise, got some: delete all rows of "
             f"{CROSS}.csv (or .npz, .parquet) in this silo's folder but the names of its columns; "
             "for folders of a trial, use silograph export-silos --without-cross-edges",
             **mistake("refused-by-policy", "cross_edges"),

@@ -183,6 +183,10 @@ class PrivacyLedger:
                     **mistake("damaged-file", self._path),
                 )
 
+    def has_run(self, run: str) -> bool:
+        """Whether anything was charged in a run, of either unit."""
+        return any(charge.run == run for charge in self._charges)
+
     def releases(self, unit: str) -> dict[str, Counter[float]]:
         """Return the number of charges of a unit by run and noise multiplier."""
         by_run: dict[str, Counter[float]] = {}

@@ -163,7 +163,8 @@ class PrivateReplies:
         # Another request gets other noise even if the reply is the same: equal answers would show
         # that it is. Ops with noise read fields for all clients only.
         request = {name: field for name, field in inbox.items() if isinstance(field, Shared)}
-        scale = self._privacy.noise_multiplier, self._privacy.releases, shares
+        privacy = self._privacy
+        scale = privacy.unit, privacy.noise_multiplier, privacy.releases, privacy.sigma(shares)
         about = (
             f"{envelope.op} {envelope.round} {envelope.step} {attempt} {scale}\n{silos}".encode()
         )
