@@ -1,6 +1,7 @@
 """The result of a run: scores by view, the table of rounds, the model, config and costs."""
 
 import json
+import math
 import os
 import resource
 import sys
@@ -62,6 +63,7 @@ from silograph.experiment.terminal_table import (
 )
 from silograph.federation.in_process import InProcess
 from silograph.federation.ledger import Ledger
+from silograph.federation.privacy.release import shares_of
 from silograph.federation.privacy.updates import spent_facts
 from silograph.graph.block.block import make_block, whole
 from silograph.graph.column_statistics import EDGE_WEIGHTS, FEATURES, ColumnStatistics
@@ -513,16 +515,48 @@ class Result:
         """Yield what to change, or to compare with."""
         if self.advice is not None:
             yield f"note: {self.advice}"
+        if (noise := self._noise_note()) is not None:
+            yield f"note: {noise}"
         view = self.method.evaluate.view
         worse = better_untrained_text(
             self.metric, view, getattr(self.test, view), self._untrained_at_silos
         )
-        better = better_personalized_text(
-            self.metric, view, self.test.server, self.test.personalized
-        )
+        better = None
+        if self.config.dp_epsilon is None:  # few methods for own models could be used instead
+            better = better_personalized_text(
+                self.metric, view, self.test.server, self.test.personalized
+            )
         for note in (worse, better):
             if note is not None:
                 yield f"note: {note}"
+
+    def _noise_note(self) -> str | None:
+        """Return what to do where the noise of a round is longer than what silos can send in it."""
+        privacy = privacy_of(self.config)
+        if privacy is None or self.model is None or not self.rounds:
+            return None
+        silos = int(self.rounds[-1]["participants"])
+        num_weights = sum(w.numel() for w in self.model.weights.values())
+        shares = shares_of(silos, secure=self.config.secure_aggregation)
+        # In units of the clip: the noise of the sum, and the longest sum of all silos.
+        noise = privacy.noise_multiplier * privacy.sensitivity
+        noise *= math.sqrt(silos / shares * num_weights)
+        longest = float(silos)
+        if privacy.unit == "node":
+            if self.cut is None:  # the numbers of training nodes stay with the silos
+                return None
+            longest = float(self.cut.copies_split.train.sum())
+        if noise <= longest:
+            return None
+        more = (
+            "more silos" if privacy.unit == "silo" else "more training nodes, a smaller dp_degree"
+        )
+        return (
+            f"the noise of a round is about {noise / longest:.2g} times as long as all "
+            f"{'updates' if privacy.unit == 'silo' else 'gradients'} together can be: use fewer "
+            f"weights (layers, hidden), fewer rounds, {more} or a larger dp_epsilon, and compare "
+            "with --method local"
+        )
 
     def _privacy_lines(self) -> Iterator[str]:
         """Yield what differential privacy has cost, and what is outside its guarantee."""
@@ -531,7 +565,7 @@ class Result:
             return
         releases = count_of(spent["releases"], "release")
         spare = spare_releases(self.config)
-        releases += f", of which {spare} for rounds that are repeated" if spare else ""
+        releases += f", {spare} of them spare, for rounds that must be repeated" if spare else ""
         yield (
             f"differential privacy of a {spent['unit']}: epsilon {spent['epsilon']:.4g} at delta "
             f"{spent['delta']:g} of {releases} (noise multiplier {spent['noise_multiplier']:.4g})"

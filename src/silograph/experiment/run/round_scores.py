@@ -134,6 +134,8 @@ def judged_from_counts(
     def views_of(part: Part) -> ViewScores:
         server_scores = None if server is None else scores_of(setup, server, part)
         own_scores = server_scores if is_one_model else scores_of(setup, own, part)
+        if setup.config.dp_unit == "node":  # silos send sums of gradients, and train no models
+            own_scores = None
         return {"server": server_scores, "personalized": own_scores}
 
     val, test = map(views_of, PARTS)
@@ -431,7 +433,8 @@ def scores_by_client(
     setup: Setup, best: JudgedRound, uncut: Counts | None
 ) -> dict[str, dict[str, ClientValues]]:
     """Return each client's test scores in a round, by metric and by the views that exist."""
-    views = {"server": best.server, "uncut": uncut, "personalized": best.personalized}
+    own = None if best.test["personalized"] is None else best.personalized
+    views = {"server": best.server, "uncut": uncut, "personalized": own}
     if setup.config.secure_aggregation:  # of the other views nobody has counts by client
         views = {"uncut": uncut}
     task = task_in(setup)
@@ -448,7 +451,8 @@ def scores_by_client(
 
 def count_scored_clients(best: JudgedRound) -> dict[str, dict[str, int]]:
     """Return how many clients are behind the test scores of a round; see `Result`."""
-    views = {"server": best.server, "personalized": best.personalized}
+    own = None if best.test["personalized"] is None else best.personalized
+    views = {"server": best.server, "personalized": own}
     names = {"nodes": "test.nodes", "auc": "test.has_histogram"}
     return {
         view: {n: int((counts[field] > 0).sum()) for n, field in names.items() if field in counts}
