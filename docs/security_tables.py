@@ -46,6 +46,12 @@ OPTIONS: dict[str, dict[str, Any]] = {
         "dp_delta": 1e-5,
         "dp_unit": "silo",
     },
+    "`--dp-clip-quantile 0.5`": {
+        "method": "fedavg",
+        "dp_epsilon": 8.0,
+        "dp_delta": 1e-5,
+        "dp_clip_quantile": 0.5,
+    },
     "`--dp-unit node`": {
         "method": "fedavg",
         "dp_epsilon": 8.0,

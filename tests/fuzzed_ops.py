@@ -105,6 +105,7 @@ RUNS: list[dict[str, Any]] = [
     {"method": "label_guided", "secure_aggregation": True},
     {"method": "bns", "secure_aggregation": True},
     {"method": "fedavg", "dp_unit": "silo", "dp_epsilon": 8.0, "dp_delta": 1e-3},
+    {"method": "fedavg", "dp_clip_quantile": 0.5, "dp_epsilon": 8.0, "dp_delta": 1e-3},
     {"method": "fedmf", "model": "rating_mf", "relevant": 4.0, "options": {"embedding": 3}},
     {"method": "fedgnn", "model": "rating_gcn", "options": {"embedding": 3}},
     {

@@ -30,10 +30,19 @@ ALLOW = (
 )
 
 
-def folders(graph: Graph, config: RunConfig, path: Path, format: str = "npz") -> tuple[Path, ...]:
+def folders(
+    graph: Graph, config: RunConfig, path: Path, format: str = "npz", *, cross_edges: bool = True
+) -> tuple[Path, ...]:
     """The silos' folders of a run on a graph, and beside them `secret`, which all share."""
     found = cut_graph(config, graph, choose_parts(config).partition)
-    made = write_silos(path, found.graph, found.partition, found.split, format=format)
+    made = write_silos(
+        path,
+        found.graph,
+        found.partition,
+        found.split,
+        format=format,
+        cross_edges=cross_edges,
+    )
     (path / "secret").write_bytes(bytes(range(32)))
     (path / "secret").chmod(0o600)
     return made

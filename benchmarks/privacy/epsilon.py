@@ -1,123 +1,133 @@
 """Accuracy against epsilon, with differential privacy of whole silos, beside local training.
 
-    python benchmarks/privacy/epsilon.py DATA_DIR > benchmarks/privacy/epsilon.jsonl
-    python benchmarks/privacy/epsilon.py --page benchmarks/privacy/epsilon.jsonl
+    python benchmarks/privacy/epsilon.py DATA_DIR
+    python benchmarks/privacy/epsilon.py
 
-The first command runs all cells and prints a line of JSON for each; the second prints the table of
-the page. `local` trains each silo alone, with the library's defaults.
+The first command runs all cells and appends a line of JSON for each to epsilon.jsonl. The second
+writes the tables of epsilon.md and the plot.
 """
 
-import argparse
-import json
-import time
+import sys
+from collections.abc import Iterable
+from dataclasses import replace
+from itertools import product
 from pathlib import Path
-from typing import Any
 
 import torch
 
-import silograph as sg
+sys.path.insert(0, str(Path(__file__).parent))
 
-GRAPHS = ("cora", "citeseer", "pubmed")
-SILOS = (10, 100)
-NO_NOISE = 1e12  # epsilon so large that the noise is 2^-12 times the clip
-EPSILONS = (1.0, 2.0, 4.0, 8.0, NO_NOISE)
-DELTA = 1e-3  # below 1 / number of silos
-# A model of few weights, long updates and few rounds: what noise harms least.
-PRIVATE: dict[str, Any] = {
+from privacy_cells import (
+    CHOSEN_AT,
+    EPSILONS,
+    GRAPHS,
+    Arm,
+    Cells,
+    Place,
+    Settings,
+    choices,
+    gaps,
+    name_of,
+    table,
+    write_page,
+)
+
+HERE = Path(__file__).parent
+PLACES = [
+    *(Place(graph, "metis", silos) for silos, graph in product((10, 100), GRAPHS)),
+    Place("pubmed", "random", 100),
+]
+MANY = Place("pubmed", "random", 1000)
+# With many weights and silos a run takes long: this place has the settings of another graph.
+LAST = Place("citeseer", "metis", 100)
+SHOWN = [p for p in [*PLACES, MANY] if p.silos > 10 and p.graph != "citeseer"]  # in the plot
+# One step of a client: solver, rate and layers.
+STEPS: dict[str, Settings] = {
+    "SGD 5": {"optimizer": "sgd", "lr": 5.0, "layers": 1},
+    "SGD 50": {"optimizer": "sgd", "lr": 50.0, "layers": 1},
+    "Adam 0.1": {"optimizer": "adam", "lr": 0.1, "layers": 1},
+    "Adam 0.1, 2 layers": {"optimizer": "adam", "lr": 0.1, "layers": 2, "hidden": 16},
+}
+CLIPS = 3.0, 10.0, 30.0
+
+
+def grid_of(steps: Iterable[str], rounds: Iterable[int]) -> dict[str, Settings]:
+    """Return settings by name: every step with every clip and number of rounds."""
+    return {
+        f"{name}, clip {clip:g}, {number} rounds": STEPS[name]
+        | {"dp_clip": clip, "rounds": number, "eval_every": number}
+        for name, clip, number in product(steps, CLIPS, rounds)
+    }
+
+
+# The cost of a run grows with its silos, so fewer settings are tried where there are more.
+FOR_TEN_SILOS = grid_of(STEPS, (3, 20))
+FOR_MANY_SILOS = {
+    "cora": grid_of(["SGD 5", "SGD 50", "Adam 0.1"], [10]),
+    "pubmed": grid_of(["Adam 0.1"], [10]),
+}
+PRIVATE: Settings = {
     "method": "fedavg",
-    "optimizer": "sgd",
-    "lr": 5.0,
     "local_epochs": 5,
-    "layers": 1,
     "dropout": 0.0,
     "weight_decay": 0.0,
-    "rounds": 10,
     "secure_aggregation": True,
+    "dp_unit": "silo",
 }
-LOCAL: dict[str, Any] = {"method": "local", "rounds": 30}
+ROUNDS_WITHOUT = {"rounds": 60, "eval_every": 5}
+LOCAL_GRID: dict[str, Settings] = {
+    f"Adam {lr:g}, {layers} layer{'s' * (layers > 1)}": {"lr": lr, "layers": layers}
+    for lr, layers in product((0.01, 0.05), (1, 2))
+}
+LOCAL = Arm("local", {"method": "local", **ROUNDS_WITHOUT}, [LOCAL_GRID])
+LOCAL_DEFAULTS = Arm("local, defaults", {"method": "local", **ROUNDS_WITHOUT})
+LOCALS = LOCAL_DEFAULTS, LOCAL
+FEDERATED = Arm("not private", {"method": "fedopt", **ROUNDS_WITHOUT})
 
 
-def settings_of(epsilon: float) -> dict[str, Any]:
-    """Return the options of a cell."""
-    privacy = {"dp_epsilon": epsilon, "dp_delta": DELTA, "dp_unit": "silo", "dp_clip": 3.0}
-    return PRIVATE | privacy
+def chosen_on(place: Place) -> Place:
+    """Return where the settings of a place are chosen."""
+    if place == LAST:
+        return replace(place, graph="cora")
+    return MANY if place.cut == "random" else place
 
 
-def measure(data_dir: str, seeds: int) -> None:
-    """Run all cells."""
-    for graph in GRAPHS:
-        for silos in SILOS:
-            cells: list[tuple[str, dict[str, Any]]] = [("local", LOCAL)]
-            cells += [(str(epsilon), settings_of(epsilon)) for epsilon in EPSILONS]
-            for name, options in cells:
-                for seed in range(seeds):
-                    _measure_cell(graph, data_dir, silos, seed, name, options)
-
-
-def _measure_cell(
-    graph: str, data_dir: str, silos: int, seed: int, name: str, options: dict[str, Any]
-) -> None:
-    start, rounds = time.process_time(), options["rounds"]
-    result = sg.run(
-        graph,
-        data_dir=data_dir,
-        clients=silos,
-        partition="metis",
-        seed=seed,
-        eval_every=rounds,
-        **options,
-    )
-    scores = result.test.personalized if name == "local" else result.test.server
-    assert scores is not None
-    cell = {
-        "graph": graph,
-        "silos": silos,
-        "epsilon": name,
-        "seed": seed,
-        "accuracy": scores["accuracy"],
-        "weights": 0
-        if result.model is None
-        else sum(map(torch.numel, result.model.weights.values())),
-        "noise_multiplier": result.privacy and result.privacy["noise_multiplier"],
-        "seconds": round(time.process_time() - start, 1),
-    }
-    print(json.dumps(cell), flush=True)
-
-
-def table(path: Path) -> str:
-    """Return the table of the page: mean accuracy over seeds."""
-    cells = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-    names = ["local", *(str(epsilon) for epsilon in reversed(EPSILONS))]
-    titles = ["local", "clipped only", *(f"epsilon {float(n):g}" for n in names[2:])]
-    lines = [
-        "| graph | silos | weights | " + " | ".join(titles) + " |",
-        "|---|---|---|" + "---|" * len(titles),
+def private_arms(place: Place) -> list[Arm]:
+    """Return the arms with differential privacy, by rising epsilon."""
+    delta = 1e-4 if place == MANY else 1e-3  # below 1 / number of silos
+    return [
+        Arm(
+            name_of(epsilon),
+            PRIVATE | {"dp_delta": delta, "dp_epsilon": epsilon},
+            [FOR_TEN_SILOS if place.silos == 10 else FOR_MANY_SILOS[chosen_on(place).graph]],
+            {"dp_epsilon": CHOSEN_AT[epsilon]},
+            f"choice at {name_of(CHOSEN_AT[epsilon])}",
+            chosen_on,
+        )
+        for epsilon in EPSILONS
     ]
-    for graph in GRAPHS:
-        for silos in SILOS:
-            own = [c for c in cells if (c["graph"], c["silos"]) == (graph, silos)]
-            means = []
-            for name in names:
-                values = [c["accuracy"] for c in own if c["epsilon"] == name]
-                means.append(f"{100 * sum(values) / len(values):.1f}" if values else "-")
-            weights = max((c["weights"] for c in own if c["epsilon"] != "local"), default=0)
-            lines.append(f"| {graph} | {silos} | {weights:,} | " + " | ".join(means) + " |")
-    return "\n".join(lines)
 
 
-def main() -> None:
-    """Run all cells, or print the table."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("data_dir", nargs="?")
-    parser.add_argument("--seeds", type=int, default=1)
-    parser.add_argument("--page", type=Path)
-    arguments = parser.parse_args()
+def measure(data_dir: str) -> None:
+    """Run all cells that have not run."""
     torch.set_num_threads(1)
-    if arguments.page is not None:
-        print(table(arguments.page))
-        return
-    measure(arguments.data_dir, arguments.seeds)
+    cells = Cells(HERE / "epsilon.jsonl", data_dir)
+    for place in sorted([*PLACES, MANY], key=lambda place: place == LAST):
+        cells.measure([place], [*LOCALS, FEDERATED, *private_arms(place)])
+
+
+def write() -> None:
+    """Write the page's tables and plot."""
+    cells, every = Cells(HERE / "epsilon.jsonl"), [*PLACES, MANY]
+    sections = {
+        "table": table(cells, every, lambda p: [*LOCALS, *reversed(private_arms(p)), FEDERATED]),
+        "choices": choices(cells, every, lambda p: [LOCAL, *private_arms(p)[::2]]),
+        "cost": cells.cost(),
+    }
+    title = "Whole silos hidden: test accuracy beside local training"
+    plot = gaps(cells, title, SHOWN, lambda p: [LOCAL, *private_arms(p)[:-1]])
+    write_page(HERE / "epsilon.md", sections, plot)
 
 
 if __name__ == "__main__":
-    main()
+    measure(sys.argv[1]) if sys.argv[1:] else write()

@@ -104,6 +104,7 @@ FLAGS: dict[str, tuple[list[str], str, Any]] = {
     "dp_delta": (["--dp-delta", "1e-5"], "dp_delta = 1e-5", 1e-5),
     "dp_unit": (["--dp-unit", "silo"], 'dp_unit = "silo"', "silo"),
     "dp_clip": (["--dp-clip", "0.5"], "dp_clip = 0.5", 0.5),
+    "dp_clip_quantile": (["--dp-clip-quantile", "0.5"], "dp_clip_quantile = 0.5", 0.5),
     "dp_degree": (["--dp-degree", "2"], "dp_degree = 2", 2),
     "eval_every": (["--eval-every", "10"], "eval_every = 10", 10),
     "patience": (["--patience", "5"], "patience = 5", 5),

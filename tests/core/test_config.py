@@ -94,6 +94,7 @@ FIELDS: dict[str, st.SearchStrategy[Any]] = {
     "dp_delta": st.none() | st.floats(1e-9, 0.1),
     "dp_unit": st.sampled_from([None, "silo", "node"]),
     "dp_clip": st.none() | st.floats(0.1, 100),
+    "dp_clip_quantile": st.none() | st.floats(0.1, 0.9),
     "dp_degree": st.none() | st.integers(1, 100),
     "patience": st.none() | COUNTS,
     "class_weight": st.sampled_from([None, "balanced", '{"a": 2.0}']),

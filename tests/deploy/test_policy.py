@@ -19,7 +19,6 @@ from silograph.core.kinds import Kind
 from silograph.deploy.policy import (
     NO_POLICY,
     STRICT_POLICY,
-    PrivacyBudget,
     ProposedRun,
     RowRules,
     SiloPolicy,
@@ -42,6 +41,7 @@ from silograph.experiment.report.reading import size_text
 from silograph.experiment.resolve.resolve import choose, resolve
 from silograph.experiment.resolve.run_program import beyond_weights, kinds_sent, program_of
 from silograph.federation.field_specs import Extent
+from silograph.federation.privacy.budget import PrivacyBudget
 from silograph.federation.program import SizeBound, calls_of
 from silograph.federation.session.audit import Audit, AuditReading, open_audit, read_audit
 from silograph.federation.session.message import Message, Type, own_ops, pack

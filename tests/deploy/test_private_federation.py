@@ -2,38 +2,45 @@
 
 import json
 import threading
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 pytest.importorskip("grpc")
 pytest.importorskip("cryptography")
 pytest.importorskip("dp_accounting")
 
+import silograph as sg
 from mistakes import raises_code
+from private_silos import private_folders, releases, requiring, serve_and_die_in
 from proxy import Proxy
 from runs import rows_of, same_bits, weights_of
 from silograph.cli import run_app
-from silograph.core.config import RunConfig
 from silograph.core.errors import ConfigError, SilographError
 from silograph.core.payload import Payload
-from silograph.deploy.policy import PrivacyBudget, SiloPolicy
-from silograph.deploy.server import resume_server, serve
+from silograph.deploy.policy import SiloPolicy
+from silograph.deploy.server import resume_server
 from silograph.deploy.server_settings import ServerSettings
 from silograph.deploy.silo import Attendance, take_part_in_run
+from silograph.experiment.report.reading import WITHHELD
 from silograph.experiment.run.result import Result
 from silograph.federation.frame import Envelope
 from silograph.federation.privacy.accounting import epsilon_of
-from silograph.federation.privacy.budget import LEDGER, SECRET, PrivacyLedger
+from silograph.federation.privacy.budget import (
+    LEDGER,
+    SECRET,
+    PrivacyBudget,
+    PrivacyLedger,
+)
+from silograph.federation.privacy.release import SimulatedNoise
 from silograph.federation.session.audit import read_audit
 from silograph.federation.session.message import Type
 from silograph.federation.session.summed_reply import SummedReply
 from silograph.graph.graph import Graph
-from silograph.graph.silos.read import read_silo
+from silograph.graph.silos.read import read_silo, read_silos
 from silos import config_of, federate, folders
 
 PLAIN = ServerSettings("127.0.0.1:0", insecure=True, patience=60)
@@ -49,27 +56,6 @@ BASE: dict[str, Any] = {
 }
 MakeGraph = Callable[..., Graph]
 SECURE = [pytest.param(False, id="plain"), pytest.param(True, id="secure")]
-
-
-def private_folders(graph: Graph, config: RunConfig, path: Path) -> tuple[Path, ...]:
-    """Folders of silos without edges between them, whose noise has known secrets."""
-    silos = folders(graph, config, path)
-    for number, silo in enumerate(silos):
-        file = silo / "cross_edges.npz"
-        with np.load(file) as arrays:
-            np.savez(file, **{name: array[:0] for name, array in arrays.items()})
-        (silo / "state").mkdir(mode=0o700)
-        (silo / "state" / SECRET).write_bytes(bytes([number]) * 32)
-    return silos
-
-
-def requiring(silos: Sequence[Path]) -> dict[Path, SiloPolicy]:
-    """Policies of silos that add a share of the noise only: keys are proved."""
-    return dict.fromkeys(silos, SiloPolicy(secure_aggregation="require"))
-
-
-def releases(silo: Path) -> int:
-    return sum(n.total() for n in PrivacyLedger(silo / "state").releases("silo").values())
 
 
 @pytest.mark.parametrize("secure", SECURE)
@@ -111,14 +97,28 @@ def test_only_noised_sums_leave(
         assert f"epsilon {spent['epsilon']:.4g} at delta 1e-05 of a silo" in shown
     page = (tmp_path / "out/report.html").read_text()
     assert "epsilon at delta" in page
+    for text in (page, result.summary(), result._repr_html_()):
+        assert WITHHELD in " ".join(text.split())
+        assert "GFLOP" not in text  # no column or figure that cannot be known
 
 
-@pytest.mark.parametrize("secure", SECURE)
+@pytest.mark.parametrize(
+    ("secure", "quantile"),
+    [
+        pytest.param(False, None, id="plain"),
+        pytest.param(True, None, id="secure"),
+        pytest.param(True, 0.5, id="secure-adapting"),
+    ],
+)
 def test_a_resumed_run_has_the_same_bits_and_costs_no_more(
-    secure: bool, make_graph: MakeGraph, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    secure: bool,
+    quantile: float | None,
+    make_graph: MakeGraph,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The server dies in round 2, once the silos have answered, and does the round again."""
-    options = BASE | {"rounds": 3, "secure_aggregation": secure}
+    options = BASE | {"rounds": 3, "secure_aggregation": secure, "dp_clip_quantile": quantile}
     config, graph = config_of(3, **options), make_graph(60)
     monkeypatch.setattr("silograph.deploy.server.secrets.token_bytes", lambda n: bytes(n))
     whole = private_folders(graph, config, tmp_path / "whole")
@@ -127,26 +127,16 @@ def test_a_resumed_run_has_the_same_bits_and_costs_no_more(
     expected = federate(whole, replace(config, out=str(tmp_path / "a")), PLAIN, policies=policies)
     out = tmp_path / "b"
 
-    def dying(*given: Any) -> Any:
-        if given[-1] == 2:
-            raise RuntimeError
-        return original(*given)
-
-    from silograph.experiment.run import run as loop
-
-    original = loop.checked_facts
-
-    def die(*given: Any, **named: Any) -> Result:
-        with monkeypatch.context() as patch:
-            patch.setattr("silograph.experiment.run.run.checked_facts", dying)
-            with pytest.raises(RuntimeError):
-                serve(*given, **named)
-        return None  # type: ignore[return-value]
-
     def go_on(*_: Any, **named: Any) -> Result:
         return resume_server(out, PLAIN, **named)
 
-    federate(cut, replace(config, out=str(out)), PLAIN, run=die, policies=policies)
+    federate(
+        cut,
+        replace(config, out=str(out)),
+        PLAIN,
+        run=serve_and_die_in(2, monkeypatch),
+        policies=policies,
+    )
     assert {releases(silo) for silo in cut} == {2}
     result = federate(cut, config, PLAIN, run=go_on, policies=policies)
     assert same_bits(weights_of(result), weights_of(expected))
@@ -163,12 +153,42 @@ def test_noise_is_the_silos_own(make_graph: MakeGraph, tmp_path: Path) -> None:
     assert {releases(silo) for silo in silos} == {2 * config.rounds}
 
 
-def test_a_budget_holds_over_all_runs(make_graph: MakeGraph, tmp_path: Path) -> None:
+@pytest.mark.parametrize("secure", SECURE)
+def test_without_noise_real_silos_and_a_simulation_are_equal(
+    secure: bool, make_graph: MakeGraph, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also the clips of all rounds, which follow from what silos say of their norms."""
+    options = BASE | {"dp_clip": 0.2, "dp_clip_quantile": 0.5, "rounds": 3, "kernels": "torch"}
+    options |= {"secure_aggregation": secure}
+    config, graph = config_of(3, **options), make_graph(60)
+    silos = private_folders(graph, config, tmp_path / "silos")
+    monkeypatch.setattr(SimulatedNoise, "add", lambda self, reply, *_: reply)
+    monkeypatch.setattr(
+        "silograph.federation.session.private_reply.add_noise", lambda reply, *_: reply
+    )
+    policies = requiring(silos) if secure else {}
+    real = federate(silos, config, PLAIN, policies=policies)
+    del options["partition"]  # the folders are cut
+    simulated = sg.run(read_silos(tmp_path / "silos"), **options)
+    assert same_bits(weights_of(real), weights_of(simulated))
+    clips = [row["fact_clip"] for row in real.rounds]
+    assert clips == [row["fact_clip"] for row in simulated.rounds]
+    assert len(set(clips)) > 1
+    assert real.privacy == simulated.privacy
+
+
+def test_a_budget_holds_over_all_runs(
+    make_graph: MakeGraph, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """The second run would exceed it, and is refused before it begins."""
     config = config_of(3, **BASE)
     silos = private_folders(make_graph(60), config, tmp_path / "silos")
-    policies = {silos[1]: SiloPolicy(privacy_budget=PrivacyBudget(epsilon=60.0, delta=1e-5))}
-    federate(silos, config, PLAIN, policies=policies)
+    budget = PrivacyBudget(epsilon=60.0, delta=1e-5)
+    policies = {silos[1]: SiloPolicy(privacy_budget=budget)}
+    own = {silos[1]: {"audit": silos[1] / "audit.jsonl"}}
+    federate(silos, config, PLAIN, policies=policies, own=own, keep=True)
+    use = PrivacyLedger(silos[1] / "state").use_of(budget)
+    assert 0 < use.spent <= 50 < 60 < use.spent + use.left
     ledger = PrivacyLedger(silos[1] / "state").releases("silo")
     (run,) = ledger.values()
     twice = {multiplier: 2 * count for multiplier, count in run.items()}
@@ -177,8 +197,21 @@ def test_a_budget_holds_over_all_runs(make_graph: MakeGraph, tmp_path: Path) -> 
     with pytest.raises(ConfigError, match="privacy_budget"):
         federate(silos, config, PLAIN, policies=policies)
     assert (silos[1] / "state" / LEDGER).read_bytes() == before
-    cheaper = replace(config, dp_epsilon=5.0)
-    federate(silos, cheaper, PLAIN, policies=policies)
+    # What is left is said when the silo starts, in the audit, in the result and on its page.
+    cheaper, lines = replace(config, dp_epsilon=5.0), list[str]()
+    federate(silos, cheaper, PLAIN, policies=policies, own=own, silo_lines=lines)
+    assert f"privacy budget: {use}" in lines
+    (result,) = (silos[1] / "results").glob("*/result.json")
+    assert json.loads(result.read_text())["privacy"]["budget"] == asdict(use)
+    assert f"Privacy budget of all runs: {use}." in (result.parent / "report.html").read_text()
+    use = PrivacyLedger(silos[1] / "state").use_of(budget)
+    with (silos[1] / "audit.jsonl").open("rb") as file:
+        reading = read_audit(file)
+    assert (reading.budget, use.runs) == (use, 2)
+    assert run_app(["audit", str(silos[1] / "audit.jsonl"), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["privacy_budget"] == asdict(use)
+    assert run_app(["audit", str(silos[1] / "audit.jsonl")]) == 0
+    assert f"privacy budget: {use}" in " ".join(capsys.readouterr().out.split())
 
 
 def test_a_silo_with_a_budget_refuses_runs_without_noise(

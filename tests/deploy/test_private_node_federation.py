@@ -2,26 +2,28 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 pytest.importorskip("grpc")
 pytest.importorskip("cryptography")
 pytest.importorskip("dp_accounting")
 
-from runs import same_bits, weights_of
-from silograph.core.config import RunConfig
+from private_silos import private_folders, releases, requiring, serve_and_die_in
+from runs import rows_of, same_bits, weights_of
 from silograph.core.errors import ConfigError
-from silograph.deploy.policy import PrivacyBudget, SiloPolicy
+from silograph.deploy.policy import SiloPolicy
+from silograph.deploy.server import resume_server
 from silograph.deploy.server_settings import ServerSettings
+from silograph.experiment.run.result import Result
 from silograph.federation.privacy.accounting import epsilon_of
-from silograph.federation.privacy.budget import PrivacyLedger
+from silograph.federation.privacy.budget import LEDGER, PrivacyBudget
 from silograph.federation.session.audit import read_audit
 from silograph.graph.graph import Graph
-from silos import config_of, federate, folders
+from silos import config_of, federate
 
 PLAIN = ServerSettings("127.0.0.1:0", insecure=True, patience=60)
 BASE: dict[str, Any] = {
@@ -38,27 +40,13 @@ MakeGraph = Callable[..., Graph]
 SECURE = [pytest.param(False, id="plain"), pytest.param(True, id="secure")]
 
 
-def unconnected_folders(graph: Graph, config: RunConfig, path: Path) -> tuple[Path, ...]:
-    """Folders of silos without edges between them."""
-    silos = folders(graph, config, path)
-    for silo in silos:
-        with np.load(silo / "cross_edges.npz") as arrays:
-            none = {name: array[:0] for name, array in arrays.items()}
-        np.savez(silo / "cross_edges.npz", **none)
-    return silos
-
-
-def releases(silo: Path, unit: str) -> int:
-    return sum(n.total() for n in PrivacyLedger(silo / "state").releases(unit).values())
-
-
 @pytest.mark.parametrize("secure", SECURE)
 def test_only_noised_sums_leave(secure: bool, make_graph: MakeGraph, tmp_path: Path) -> None:
     config = config_of(3, **BASE, secure_aggregation=secure, out=str(tmp_path / "out"))
-    silos = unconnected_folders(make_graph(60), config, tmp_path / "silos")
+    silos = private_folders(make_graph(60), config, tmp_path / "silos")
     audits = {silo: {"audit": silo / "audit.jsonl"} for silo in silos}
     # Silos that add a share of the noise only need proofs of keys.
-    policies = dict.fromkeys(silos, SiloPolicy(secure_aggregation="require")) if secure else {}
+    policies = requiring(silos) if secure else {}
     result = federate(silos, config, PLAIN, keep=True, own=audits, policies=policies)
     assert result.ledger.flops == 0
     assert {row["train_loss"] for row in result.rounds} == {None}
@@ -82,9 +70,39 @@ def test_only_noised_sums_leave(secure: bool, make_graph: MakeGraph, tmp_path: P
         assert run.spent["epsilon"] == spent["epsilon"]
 
 
+@pytest.mark.parametrize("secure", SECURE)
+def test_a_resumed_run_has_the_same_bits_and_costs_no_more(
+    secure: bool, make_graph: MakeGraph, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server dies in round 2, once the silos have answered, and does the round again."""
+    options = BASE | {"rounds": 3, "secure_aggregation": secure, "method": "fedopt"}
+    config, graph = config_of(3, **options), make_graph(60)
+    monkeypatch.setattr("silograph.deploy.server.secrets.token_bytes", lambda n: bytes(n))
+    whole = private_folders(graph, config, tmp_path / "whole")
+    cut = private_folders(graph, config, tmp_path / "cut")
+    policies = requiring([*whole, *cut]) if secure else {}
+    expected = federate(whole, replace(config, out=str(tmp_path / "a")), PLAIN, policies=policies)
+    out = tmp_path / "b"
+
+    def resume(*_: object, **named: Any) -> Result:
+        return resume_server(out, PLAIN, **named)
+
+    stopping = serve_and_die_in(2, monkeypatch)
+    federate(cut, replace(config, out=str(out)), PLAIN, run=stopping, policies=policies)
+    assert {releases(silo, "node") for silo in cut} == {2}
+    result = federate(cut, config, PLAIN, run=resume, policies=policies)
+    assert same_bits(weights_of(result), weights_of(expected))
+    assert rows_of(result) == rows_of(expected)
+    assert result.privacy == expected.privacy
+    for one, other in zip(whole, cut, strict=True):
+        charges = [(silo / "state" / LEDGER).read_bytes() for silo in (one, other)]
+        assert charges[0] == charges[1]  # the same noise of the same rounds
+    assert {releases(silo, "node") for silo in cut} == {3}
+
+
 def test_noise_is_the_silos_own(make_graph: MakeGraph, tmp_path: Path) -> None:
     config = config_of(3, **BASE)
-    silos = unconnected_folders(make_graph(60), config, tmp_path / "silos")
+    silos = private_folders(make_graph(60), config, tmp_path / "silos")
     one, other = (federate(silos, config, PLAIN) for _ in range(2))
     assert not same_bits(weights_of(one), weights_of(other))
     assert {releases(silo, "node") for silo in silos} == {2 * config.rounds}
@@ -93,7 +111,7 @@ def test_noise_is_the_silos_own(make_graph: MakeGraph, tmp_path: Path) -> None:
 def test_a_budget_is_for_its_unit(make_graph: MakeGraph, tmp_path: Path) -> None:
     """A budget of silos refuses a run that hides nodes alone, and the other way round."""
     config = config_of(3, **BASE)
-    silos = unconnected_folders(make_graph(60), config, tmp_path / "silos")
+    silos = private_folders(make_graph(60), config, tmp_path / "silos")
 
     def bounded(unit: Any, epsilon: float) -> dict[Path, SiloPolicy]:
         budget = PrivacyBudget(epsilon=epsilon, delta=1e-5, unit=unit)

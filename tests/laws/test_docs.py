@@ -217,7 +217,7 @@ def test_commands_are_understood(
     monkeypatch.setattr("silograph.study.tune.tune", look_at_ranges)
     monkeypatch.setattr("silograph.cli.studies.print_search", lambda *_: 0)
 
-    def look_at_export(config: RunConfig, *_: Any) -> list[Path]:
+    def look_at_export(config: RunConfig, *_: Any, **__: Any) -> list[Path]:
         look(config)
         return []
 

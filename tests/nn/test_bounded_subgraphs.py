@@ -1,6 +1,7 @@
 """Laws of subgraphs along sampled edges: their bounds, and gradients against single passes."""
 
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -11,15 +12,13 @@ from hypothesis import strategies as st
 from conftest import block_of, planted_graph
 from silograph.core.key import Key
 from silograph.core.payload import offsets
-from silograph.federation.privacy.node_sensitivity import (
-    most_changed_subgraphs,
-    most_nodes_within,
-)
 from silograph.federation.privacy.updates import CLIP_UNITS, clip_to_grid
 from silograph.graph.block.block import ClientBlock
 from silograph.graph.csr import CSR
 from silograph.nn.bounded_subgraphs import (
     gradients_by_node,
+    most_changed_subgraphs,
+    most_nodes_within,
     sample_bounded_edges,
     subgraphs_of,
 )
@@ -93,7 +92,7 @@ def test_a_node_has_few_sampled_edges_and_is_in_few_subgraphs(
 
 @given(SEEDS, SHAPES)
 def test_a_node_changes_few_subgraphs(seed: int, shape: tuple[int, int]) -> None:
-    """Whatever the degrees of other nodes; see `silograph.federation.privacy.node_sensitivity`."""
+    """Whatever the degrees of other nodes; see the header of `silograph.nn.bounded_subgraphs`."""
     (degree, hops), (adj, row_key) = shape, random_edges(seed)
     key = Key.of(seed)
     before = subgraph_texts(sample_bounded_edges(adj, row_key, degree, key), hops)
@@ -200,3 +199,24 @@ def test_one_node_moves_the_sum_by_at_most_the_sensitivity(degree: int) -> None:
         assert moved <= 2 * changed * CLIP_UNITS
         largest = max(largest, float(moved))
     assert largest > CLIP_UNITS / 4
+
+
+@pytest.mark.parametrize("hops", range(1, 5))
+@pytest.mark.parametrize("degree", range(1, 8))
+def test_the_bound_is_that_of_a_tree(degree: int, hops: int) -> None:
+    """The root has K children, all others K - 1: no graph of degree K has more within r hops."""
+    level, count = 1, 1
+    for depth in range(hops):
+        level *= degree - (depth > 0)
+        count += level
+    assert most_nodes_within(degree, hops) == count
+    assert most_changed_subgraphs(degree, hops) == 2 * count - 1
+    if degree > 1:  # the bound of the paper, for edges with directions
+        assert count <= (degree ** (hops + 1) - 1) // (degree - 1)
+
+
+def test_more_edges_or_hops_change_more() -> None:
+    bounds = [[most_changed_subgraphs(degree, hops) for hops in (1, 2, 3)] for degree in (2, 3, 4)]
+    for row, next_row in pairwise(bounds):
+        assert all(a < b for a, b in zip(row, next_row, strict=True))
+        assert row == sorted(set(row))

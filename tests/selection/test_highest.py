@@ -7,7 +7,6 @@ import torch
 from silograph.core.errors import ProtocolError
 from silograph.core.key import Key, hash_texts
 from silograph.selection.base import draw_by_name, draw_ids, highest, mask_of_top, race_scores
-from silograph.selection.harmony import numpy_loop
 from silograph.selection.oort import quantile
 from silograph.selection.registry import SELECTORS
 
@@ -48,25 +47,6 @@ def test_weight_0_comes_last_in_a_race() -> None:
 def test_quantiles_are_torchs(count: int, share: float) -> None:
     values = DRAWS.random(count)
     assert quantile(values, share) == float(torch.from_numpy(values).quantile(share))
-
-
-@pytest.mark.parametrize("classes", [1, 3, 15])
-@pytest.mark.parametrize("first", [True, False])
-def test_harmonys_compiled_loop_has_the_bits_of_numpys(classes: int, first: bool) -> None:
-    kernel = pytest.importorskip("silograph.selection.harmony_kernel")
-    labels = DRAWS.integers(0, 3, (classes, 150)).astype(float)  # equal and empty ones, too
-    aim = DRAWS.random(classes)
-    joined = np.zeros(classes) if first else labels[:, :2].sum(1)
-    each = np.stack([(labels**2).sum(0), 2 * (aim @ labels), labels.sum(0)])
-    both = each + np.array([[joined @ joined], [2 * (joined @ aim)], [joined.sum()]])
-    both[0] += 2 * (joined @ labels)
-    found = []
-    for loop in (numpy_loop, kernel.compiled_loop):
-        changing = both.copy(), joined.copy(), np.empty(140, dtype=np.int64)
-        loop(labels, each, *changing, first, 1e-12)
-        found.append([array.tobytes() for array in changing])
-    assert found[0] == found[1]
-    assert len(set(changing[2].tolist())) == 140
 
 
 def test_scores_that_rank_nobody_are_refused() -> None:

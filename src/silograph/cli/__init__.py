@@ -352,11 +352,18 @@ def export_command(
     inputs: CommandInputs,
     out: Annotated[Path, flag("--out", "folder to make, with a folder for each silo")],
     format: Annotated[str, flag("--format", "of the tables: csv, npz or parquet")] = "csv",
+    without_cross_edges: Annotated[
+        bool,
+        flag(
+            "--without-cross-edges",
+            "leave out edges between silos, as differential privacy needs",
+        ),
+    ] = False,
 ) -> None:
     """Cut a graph and write one folder a silo, as if each had made its own."""
     from silograph.deploy.demo import export_silos
 
-    folders = export_silos(inputs.config, out, format)
+    folders = export_silos(inputs.config, out, format, cross_edges=not without_cross_edges)
     typer.echo(f"{count_of(len(folders), 'silo')} written to {out}")
 
 

@@ -736,6 +736,7 @@ def _facts(report: _AuditReport) -> dict[str, Any]:
             {"head": each, "file": str(path), "line": reading.noted.get(each)}
             for each, path in report.witnessed.items()
         ],
+        "privacy_budget": None if reading.budget is None else dataclasses.asdict(reading.budget),
         "runs": [_facts_of_run(run) for run in reading.runs],
     }
 
@@ -767,6 +768,8 @@ def _lines(report: _AuditReport) -> Iterator[str]:
     for run in reading.runs:
         yield from _lines_of_run(run, is_broken=reading.broken is not None)
         yield ""
+    if reading.budget is not None:
+        yield f"privacy budget: {reading.budget}"
     if reading.broken is not None:
         yield f"BROKEN: {file}, {reading.broken}"
         before = "the line" if reading.lines == 1 else f"the {reading.lines:,} lines"

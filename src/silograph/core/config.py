@@ -340,8 +340,8 @@ class RunConfig:
     dp_epsilon: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = setting(
         "Privacy",
         None,
-        "differential privacy: epsilon that the whole run may cost; needs dp_delta and dp_unit "
-        "(default: no differential privacy)",
+        "differential privacy: epsilon that the whole run may cost; needs dp_delta (default: no "
+        "differential privacy)",
     )
     dp_delta: Annotated[float, Field(gt=0, lt=1)] | None = setting(
         "Privacy", None, "delta at which dp_epsilon holds; well below 1 / number of units"
@@ -350,13 +350,19 @@ class RunConfig:
         "Privacy",
         None,
         "what differential privacy hides: whether a whole silo takes part (silo), or a single node "
-        "of one (node, for the models gcn and sage)",
+        "of one (node, for the models gcn and sage) (default: silo)",
     )
     dp_clip: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = setting(
         "Privacy",
         None,
         "largest norm of a silo's update, with dp_unit=node of a training node's gradient; larger "
         "ones are scaled to it (default: 1)",
+    )
+    dp_clip_quantile: Annotated[float, Field(gt=0, lt=1)] | None = setting(
+        "Privacy",
+        None,
+        "with dp_unit=silo: quantile of the norms of updates that the clip follows from dp_clip "
+        "on, such as 0.5 (default: the clip stays)",
     )
     dp_degree: Annotated[int, Field(ge=1, le=100)] | None = setting(
         "Privacy",

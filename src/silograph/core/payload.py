@@ -166,7 +166,7 @@ def runs_at(t: Tensor, off: Tensor, positions: Tensor) -> Tensor:
         positions: of clients.
     """
     if t.device.type != "cpu" or len(t) < LONG_RUN * (len(off) - 1) or len(positions) == 0:
-        return t[rows_of(off, positions)]
+        return t.index_select(0, rows_of(off, positions))
     ends = torch.stack([off[positions], off[positions + 1]], dim=1).tolist()
     whole = t.numpy()
     return torch.from_numpy(np.concatenate([whole[a:b] for a, b in ends]))
@@ -217,6 +217,19 @@ def spread(field: Field, positions: Tensor, clients: int) -> Field:
         raise ProtocolError(f"expected Shared or Ragged fields, got {type(field).__name__}")
     lengths = field.off.new_zeros(clients).index_copy_(0, positions, field.off.diff())
     return Ragged(field.t, offsets(lengths))
+
+
+def without_idle(reply: Mapping[str, Field], positions: Tensor) -> dict[str, Field]:
+    """Return the reply of the clients at `positions` (k,), ascending; the others have no rows."""
+
+    def part(field: Field) -> Field:
+        if isinstance(field, Ragged):
+            off = offsets(field.off.diff()[positions])
+            if int(off[-1]) == len(field.t):
+                return Ragged(field.t, off)
+        return take(field, positions)
+
+    return {name: part(field) for name, field in reply.items()}
 
 
 def concatenate(fields: list[Field]) -> Field:

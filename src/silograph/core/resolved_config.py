@@ -71,6 +71,7 @@ class ResolvedConfig:
     dp_delta: float | None
     dp_unit: Literal["silo", "node"] | None
     dp_clip: float | None
+    dp_clip_quantile: float | None
     dp_degree: int | None
     metric: str
     positive: str | None

@@ -41,11 +41,16 @@ from silograph.task.metric_table import METRICS
 
 @standard_numerics()
 def export_silos(
-    config: RunConfig, out: str | os.PathLike[str], format: str = "csv"
+    config: RunConfig,
+    out: str | os.PathLike[str],
+    format: str = "csv",
+    *,
+    cross_edges: bool = True,
 ) -> tuple[Path, ...]:
     """Cut and split the graph of a config, and write one folder a client.
 
-    All get the same new secret, by which they agree on the edges between them.
+    All get the same new secret, by which they agree on the edges between them, if there are
+    `cross_edges`.
 
     Returns:
         The silos' folders, in client order.
@@ -57,7 +62,15 @@ def export_silos(
     check_target(Path(out), format)  # before a minute of loading
     cut = load_and_cut(config, generation_callback(best_mode()))
     secret = secrets.token_bytes(32)
-    return write_silos(out, cut.graph, cut.partition, cut.split, format=format, secret=secret)
+    return write_silos(
+        out,
+        cut.graph,
+        cut.partition,
+        cut.split,
+        format=format,
+        secret=secret,
+        cross_edges=cross_edges,
+    )
 
 
 LISTENING = "listening on "

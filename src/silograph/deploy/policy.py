@@ -36,6 +36,7 @@ from silograph.experiment.report.reading import size_text
 from silograph.experiment.resolve.parts import Parts
 from silograph.experiment.resolve.run_program import BESIDES, FEATURES, USERS, kinds_sent
 from silograph.experiment.resolve.user_code import is_spec
+from silograph.federation.privacy.budget import PrivacyBudget
 from silograph.federation.program import Program
 from silograph.federation.session.silo_data import SendingBounds
 from silograph.graph.silos.data import Silo
@@ -66,21 +67,6 @@ class RowRules:
 
     min_nodes: Exact = 1
     min_silos: Exact = 1
-
-
-@checked_dataclass(frozen=True, config=STRICT, kw_only=True)
-class PrivacyBudget:
-    """What all runs of a silo together may cost.
-
-    Attributes:
-        epsilon: at `delta`.
-        delta: probability that the bound does not hold.
-        unit: what the runs must hide: whether the whole `silo` takes part, or a `node` of it.
-    """
-
-    epsilon: Annotated[float, Field(gt=0, allow_inf_nan=False)]
-    delta: Annotated[float, Field(gt=0, lt=1)]
-    unit: Literal["silo", "node"] = "silo"
 
 
 @checked_dataclass(frozen=True, config=STRICT, kw_only=True)
@@ -219,7 +205,7 @@ def _broken_rules(policy: SiloPolicy, run: ProposedRun) -> Iterator[ConfigError]
             )
     min_count = policy.evaluation_min_count or 0
     sends_counts = policy.evaluation != "none" or config.feature_drift
-    is_hidden = config.secure_aggregation or config.dp_unit is not None
+    is_hidden = config.secure_aggregation or config.dp_epsilon is not None
     shows_counts = sends_counts and not is_hidden  # of this silo alone
     if config.evaluation_min_count < min_count and shows_counts:
         yield _refusal(
@@ -268,13 +254,13 @@ def _broken_budget(policy: SiloPolicy, run: ProposedRun) -> Iterator[ConfigError
     budget = policy.privacy_budget
     if not isinstance(budget, PrivacyBudget):
         return
-    if run.config.dp_unit is None:
+    if run.config.dp_epsilon is None:
         yield _refusal(
             "privacy_budget",
             "differential privacy",
             "a run without it",
-            "let the server run with --dp-epsilon, --dp-delta and --dp-unit, or leave "
-            "privacy_budget out there",
+            "let the server run with --dp-epsilon and --dp-delta, or leave privacy_budget out "
+            "there",
         )
     elif run.config.dp_unit != budget.unit:
         yield _refusal(

@@ -499,7 +499,7 @@ def with_min_count(config: RunConfig) -> RunConfig:
     """Return the config with the least count of real silos, unless it has one of its own."""
     if config.evaluation_min_count is not None:
         return config
-    if config.secure_aggregation or config.dp_unit is not None:  # no count of one silo is shown
+    if config.secure_aggregation or config.dp_epsilon is not None:  # no count of one silo is shown
         return replace(config, evaluation_min_count=0)
     return replace(config, evaluation_min_count=EVALUATION_MIN_COUNT)
 
@@ -526,11 +526,11 @@ def with_evaluate_clients(config: RunConfig) -> RunConfig:
 def check_run(config: RunConfig, server_settings: ServerSettings | None = None) -> None:
     """Raise `ConfigError` for a run that silos or this server cannot do, before waiting for any."""
     method = choose(config).method.part
-    if server_settings is not None and server_settings.share_audit_heads and config.dp_unit:
+    if server_settings is not None and server_settings.share_audit_heads and config.dp_epsilon:
         raise ConfigError(
-            "--share-audit-heads cannot be used with --dp-unit, because silos send nothing without "
-            "noise: leave one of them out",
-            **mistake("conflicting-options", ["share_audit_heads", "dp_unit"]),
+            "--share-audit-heads cannot be used with --dp-epsilon, because silos send nothing "
+            "without noise: leave one of them out",
+            **mistake("conflicting-options", ["share_audit_heads", "dp_epsilon"]),
         )
     check_device_name(config.device)
     check_deployable(config, method)
@@ -833,7 +833,7 @@ class ServerSession:
         """Remember how many nodes a silo has; raise `ConfigError` where it reported others."""
         earlier_counts = self._nodes.get(name)
         # Silos do not tell.
-        if self._config.secure_aggregation or self._config.dp_unit is not None:
+        if self._config.secure_aggregation or self._config.dp_epsilon is not None:
             self._nodes[name] = {}
             return
         self._nodes[name] = read_nodes(body, earlier_counts, self._judged)

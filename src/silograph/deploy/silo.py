@@ -22,7 +22,6 @@ from silograph.deploy.allowed_code import AllowedCode, split_names
 from silograph.deploy.policy import (
     NO_POLICY,
     PRIVATE,
-    PrivacyBudget,
     ProposedRun,
     SiloPolicy,
     check_code,
@@ -56,7 +55,12 @@ from silograph.experiment.resolve.run_program import (
 from silograph.experiment.run.setup import versions
 from silograph.federation.field_specs import EDGES, ROWS, TEST, TRAIN, VAL, Extent, extent_of
 from silograph.federation.matching import Disagreement, Hello, explain, hello, user_tags
-from silograph.federation.privacy.budget import SECRET, PrivacyLedger, read_or_make_secret
+from silograph.federation.privacy.budget import (
+    SECRET,
+    PrivacyBudget,
+    PrivacyLedger,
+    read_or_make_secret,
+)
 from silograph.federation.privacy.updates import UpdatePrivacy
 from silograph.federation.program import (
     ZERO,
@@ -85,9 +89,10 @@ from silograph.graph.block.block import ClientBlock
 from silograph.graph.column_statistics import FEATURES
 from silograph.graph.graph import schema_of
 from silograph.graph.silos.data import Silo, featured, silo_fingerprint
+from silograph.graph.silos.read import CROSS
 from silograph.methods import METHODS
 from silograph.methods.local_only import sharing_in
-from silograph.task.counts import EvaluationLevel, judges_of
+from silograph.task.counts import judges_of
 
 if TYPE_CHECKING:
     from silograph.federation.session.attach import Attaching
@@ -342,8 +347,10 @@ class OwnData:
         check_complete_config(server_config, resolved_config)
         check_start(facts, resolved.schema)
         hands_over_model: bool = facts["hand_over"]
+        # Counts of evaluation have no noise, so a run with differential privacy sends none.
+        privacy, level = method_config.privacy, self.policy.evaluation
         rules = dataclasses.replace(
-            method_config.count_rules, level=self.evaluation_level(method_config.privacy)
+            method_config.count_rules, level=level if privacy is None else "none"
         )
         method_config = dataclasses.replace(method_config, count_rules=rules)
         # Derive the program, and check what it would send against the silo's policy.
@@ -362,8 +369,8 @@ class OwnData:
         note = (
             f"agreed to {method.name}, {count_of(program.rounds, 'round')}: answers have "
             f"{', '.join(kinds_sent(program))}"
+            f"{'' if hands_over_model else '; the server keeps its model'}"
         )
-        note += "" if hands_over_model else "; the server keeps its model"
         block = block.to(resolved.device, dtype)
         run = SiloRun(silo, resolved_config, method, method_config, block, private)
         specs = sum_specs(resolved_config, schema, method)
@@ -380,20 +387,20 @@ class OwnData:
             # Sums of all silos, by which features may be standardized, are not known yet.
             None if FEATURES in specs else narrowing_line(silo, block, resolved_config.normalize),
         )
-        course, nodes = Course(program), nodes_of(block)
+        nodes = nodes_of(block)
         agreed = {
             "method": method.name,
             "rounds": resolved_config.rounds,
             "silos": resolved_config.clients,
             "most_bytes": {row.name: row.whole.most for row in plan.sent},  # None: not known
             "nodes": nodes,
-            **privacy_facts(method_config.privacy),
+            **({} if privacy is None else {"privacy": dataclasses.asdict(privacy)}),
         }
         return Prepared(
             method_config,
             block,
             resolved.device,
-            course,
+            Course(program),
             nodes if secure is None and private is None else {},  # which the server would learn
             note,
             partial(self.store_result, run),
@@ -417,7 +424,7 @@ class OwnData:
         if not config.secure_aggregation:
             return None
         is_required = self.policy.secure_aggregation == "require"
-        if config.dp_unit is not None and not is_required:
+        if config.dp_epsilon is not None and not is_required:
             raise ConfigError(
                 'expected secure_aggregation = "require" in the policy.toml of a silo that adds a '
                 "share of the noise of differential privacy only, got none: without proofs of keys "
@@ -470,10 +477,6 @@ class OwnData:
         if (refusal := refusal_of(self.policy, run)) is not None:
             raise refusal
 
-    def evaluation_level(self, privacy: UpdatePrivacy | None) -> EvaluationLevel:
-        """Return what the server gets of evaluations; nothing with differential privacy."""
-        return self.policy.evaluation if privacy is None else "none"
-
     def private_replies(
         self, privacy: UpdatePrivacy | None, audit: RunAudit
     ) -> PrivateReplies | None:
@@ -503,7 +506,15 @@ class OwnData:
                 f"whose agreement is no longer in {state}: begin a new run",
                 **mistake("refused-by-policy", "privacy_budget"),
             )
-        return PrivateReplies(privacy, ledger, secret, audit.run, audit.record_charge)
+        budget = self.policy.privacy_budget
+        return PrivateReplies(
+            privacy,
+            ledger,
+            secret,
+            audit.run,
+            audit.record_charge,
+            budget if isinstance(budget, PrivacyBudget) else None,
+        )
 
     def report_line(self, line: str) -> None:
         """Report a line to the silo's own people."""
@@ -531,22 +542,21 @@ def check_no_cross_edges(silo: Silo) -> None:
     """Raise `ConfigError` for edges to other silos, whose hashes leave without noise."""
     if len(silo.cross.row):
         raise ConfigError(
-            "expected no edges to other silos in a run with differential privacy, whose hashes "
-            "leave without noise, got some: take them out of this silo's folder",
+            "expected no edges to other silos in a run with differential privacy, as their hashes "
+            f"leave without noise, got {count_of(len(silo.cross.row), 'edge')}: delete all rows of "
+            f"{CROSS}.csv (or .npz, .parquet) in this silo's folder but the names of its columns; "
+            "for folders of a trial, use silograph export-silos --without-cross-edges",
             **mistake("refused-by-policy", "cross_edges"),
         )
 
 
-def privacy_facts(privacy: UpdatePrivacy | None) -> dict[str, Any]:
-    """Return what a silo agrees to of differential privacy, for its audit file."""
-    return {} if privacy is None else {"privacy": dataclasses.asdict(privacy)}
-
-
 def noised_line(privacy: UpdatePrivacy) -> str:
     """Return what differential privacy changes of what a silo sends, for its people."""
+    within = "" if privacy.quantile is None else ", also of whether updates are within the clip"
     return (
         f"differential privacy of a {privacy.unit}: epsilon {privacy.epsilon:g} at delta "
-        f"{privacy.delta:g} for {count_of(privacy.releases, 'release')} with noise; "
+        f"{privacy.delta:g} for {count_of(privacy.releases, 'release')} with noise"
+        f"{within}; "
         "counts of evaluation, numbers of nodes and figures of work are zeros"
     )
 
@@ -633,7 +643,11 @@ def take_part_in_run(
             nullcontext() if attendance.state is None else lock_state_folder(attendance.state),
             open_audit(attendance.audit, session_facts) as (audit, audit_note),
         ):
-            for line in (*_policy_lines(data, attendance), *([audit_note] if audit_note else [])):
+            lines = [*_policy_lines(data, attendance), *([audit_note] if audit_note else [])]
+            if isinstance(policy.privacy_budget, PrivacyBudget) and attendance.state is not None:
+                use = PrivacyLedger(attendance.state).use_of(policy.privacy_budget)
+                lines.append(f"privacy budget: {use}")
+            for line in lines:
                 report(Event(What.NOTE, data.name, note=line))
             silo = _make_attaching(own_data, attendance, roots, audit)
             for line in _exposure_lines(attendance):

@@ -246,6 +246,10 @@ def predict_weighed(
         return forward_pass(cfg.model.staged, weights, inputs, None)
 
 
+# Name in `ClientBlock.memo` of logits of a pass over all silos, and the reply with their counts.
+EXCHANGED_COUNTS = "exchanged counts"
+
+
 def judge_server(
     cfg: Any, block: ClientBlock, state: State, inbox: Payload, key: Key
 ) -> tuple[State, Payload]:
@@ -269,7 +273,10 @@ def judge_own(
 ) -> tuple[State, Payload]:
     """Score each client's own model on its own nodes. In: nothing. Out: see `Task.tally`."""
     del inbox, key
-    return state, _reply_with_counts(cfg, rows_left(cfg, block, state, "own"))
+    rows, exchanged = rows_left(cfg, block, state, "own"), block.memo.get(EXCHANGED_COUNTS)
+    if isinstance(exchanged, tuple) and exchanged[0] is rows.logits:
+        return state, dict(exchanged[1])
+    return state, _reply_with_counts(cfg, rows)
 
 
 def judge_exchanged(
@@ -282,7 +289,10 @@ def judge_exchanged(
     del inbox, key
     logits = judges_of(block).select(logits_of(cfg.model, state))
     new = {**end(state), "server/logits": logits, "own/logits": logits}
-    return new, _reply_with_counts(cfg, rows_left(cfg, block, new, "server"))
+    rows = rows_left(cfg, block, new, "server")
+    reply = _reply_with_counts(cfg, rows)
+    block.memo[EXCHANGED_COUNTS] = rows.logits, reply  # for `judge_own`
+    return new, reply
 
 
 def judge_left(
@@ -344,14 +354,19 @@ def sum_histograms(
     all_counts = dict(counts)
     for name, bins in counts.items():
         if name.endswith(HISTOGRAM):
-            # In NumPy: torch takes twenty times as long to see whether any of many is not 0.
+            # In NumPy: torch takes twenty times as long to see whether any of many is not 0. Sums
+            # are several times as fast without a change of type, where they cannot overflow.
             table, part = bins.cpu().numpy(), name.removesuffix(HISTOGRAM)
+            by_client = table.reshape(len(table), -1)
+            most, least = by_client.max(axis=1, initial=0), by_client.min(axis=1, initial=0)
             if rules.merges:
                 all_counts[name] = spread_bins(bins, rules.min_count)
             else:
-                total = torch.from_numpy(table.sum(axis=0, dtype=np.int64))
-                all_counts[name] = total.to(bins.device)
-            has_any = torch.from_numpy(table.reshape(len(table), -1).any(axis=1))
+                bound = len(table) * max(int(most.max(initial=0)), -int(least.min(initial=0)))
+                narrow = table.dtype == np.int32 and bound < 2**31
+                total = table.sum(axis=0, dtype=np.int32 if narrow else np.int64)
+                all_counts[name] = torch.from_numpy(total).to(bins.device, torch.int64)
+            has_any = torch.from_numpy((most != 0) | (least != 0))
             all_counts[f"{part}.has_histogram"] = has_any.to(bins.device)
     return all_counts
 

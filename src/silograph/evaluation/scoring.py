@@ -292,7 +292,7 @@ def serve_all(
     halo = clients.block.halo
     at, params = inputs_at(clients, state, request, "before")
     z = before(params, at)
-    rows = messages_out(scales_of(at.stage.conv), z, at.reach)[halo.boundary]
+    rows = messages_out(scales_of(at.stage.conv), z, at.reach, halo.boundary)
     return with_product(state, at, z), SentMessages(Ragged(rows, halo.boundary_off))
 
 

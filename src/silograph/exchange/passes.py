@@ -302,7 +302,7 @@ def send_partial_sums(
     """Compute partial sums for other silos; those of too few own nodes are not sent."""
     at, params = inputs_at(clients, state, request, "before")
     z = before(params, at)
-    messages = messages_out(scales_of(at.stage.conv), z, at.reach)
+    messages = messages_out(scales_of(at.stage.conv), z, at.reach, at.reach.senders[0])
     return with_product(state, at, z), _partial_sums(clients, state, messages, at.reach, ROWS)
 
 
@@ -399,7 +399,7 @@ def send_cotangents(
     """Backpropagate to the sum; compute cotangents for others."""
     at, params = inputs_at(clients, state, request, "after")
     new, s = back_to_sum(clients, state, at, params)
-    messages = messages_back(scales_of(at.stage.conv), s, at.reach)
+    messages = messages_back(scales_of(at.stage.conv), s, at.reach, at.reach.senders[0])
     return new, _partial_sums(clients, state, messages, at.reach, GRADIENTS)
 
 
@@ -500,7 +500,9 @@ def inputs_of(
         first = next(i for i, step in enumerate(model.stages) if step.teleport)
         origin = state.x[str(first)].t
     drop_key = key if bool(state.train.t[0]) else None
-    at = Inputs(model, number, x, origin, block.row_key[reach.rows], drop_key, reach)
+    is_whole = len(reach.rows) == len(block.row_key)
+    row_key = block.row_key if is_whole else block.row_key[reach.rows]
+    at = Inputs(model, number, x, origin, row_key, drop_key, reach)
     weights = {name: w.t[0] for name, w in state.weights.items()}
     return at, stage_weights(number, weights, half)
 
@@ -563,7 +565,7 @@ def _pass_gradient_down(at: Inputs, state: InPass) -> InPass:
 def _partial_sums(
     clients: Clients, state: PassState, messages: Tensor, reach: Reach, form: FixedPoint
 ) -> PartialSums:
-    """Return sums over own messages (r, D), for every slot to which enough of them contribute."""
+    """Return sums over own messages (k, D), for every slot to which enough of them contribute."""
     minimum = clients.cfg.row_minimum
     rows, slots, off = outward(messages, reach), reach.slots, reach.slot_off
     is_sent = torch.ones(len(rows), dtype=torch.bool, device=rows.device)

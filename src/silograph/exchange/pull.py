@@ -359,7 +359,7 @@ def rows_for_slots(fed: Federation, wanted: WantedRows, sent: Payload, send: Op)
     runs = wanted.by_owner.off.diff()
     rows = _rows_of_members(fed, sent, "rows", send, positions_of(fed.ids, None), runs).t
     place = torch.searchsorted(wanted.rows, wanted.request.target)
-    return Ragged(rows[place.to(rows.device)], wanted.request.off)
+    return Ragged(rows.index_select(0, place.to(rows.device)), wanted.request.off)
 
 
 def _all_slots(fed: Federation, requesters: Tensor) -> _Request:
@@ -491,7 +491,8 @@ def _reply_to_requesters(
     # For each slot the number of its row among those that owners have sent.
     row = (owners_reply.is_sent.cumsum(0) - 1)[place[is_sent]]
     return reply | {
-        name: of(t[row.to(t.device)], is_sent) for name, t in owners_reply.fields.items()
+        name: of(t.index_select(0, row.to(t.device)), is_sent)
+        for name, t in owners_reply.fields.items()
     }
 
 
@@ -781,7 +782,8 @@ def answer(
     scales: dict[str, Ragged] = {}
     sent: dict[str, Ragged] = {}
     for number, stored in state.own_rows.items():
-        t = to_send(model, int(number), around, rows, stored.t[rows], off)
+        x = stored.t.index_select(0, rows)
+        t = to_send(model, int(number), around, rows, x, off)
         if small:
             t, scale = as_bytes(t)
             scales[number] = Ragged(scale, off)

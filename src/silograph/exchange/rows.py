@@ -155,10 +155,12 @@ def relay_sum(
         target = torch.searchsorted(summed_rows, target)
     # One row after the other, in client order: a sum has the same bits on every engine.
     total.index_add_(0, target.to(values.device), values)
-    places, off = by_owner(summed_rows, fed.route.boundary_off, members)
-    full_inbox["sum"] = Ragged(total, off)
     if names_slots or silos > 1 or masked:
+        places, off = by_owner(summed_rows, fed.route.boundary_off, members)
         full_inbox["row"] = Ragged(places, off)
+    else:  # every row has a sum
+        off = offsets(fed.route.boundary_off.diff()[members])
+    full_inbox["sum"] = Ragged(total, off)
     fed.call(receive, full_inbox, what=what, key=key, to=to, allow_missing=allow_missing)
     left_out = int(reply["left_out"].t.sum()) if "left_out" in reply else 0
     return Relayed(sent, left_out, withheld)
@@ -203,8 +205,9 @@ def _rows_with_targets(
     if "slot" in reply:
         slots = places_in(reply, "slot", fed.route.slot_off, members, send)
     else:
-        present = [p for p in members.tolist() if not allow_missing or fed.ids[p] not in fed.away]
-        slots = all_places(fed.route.slot_off, torch.tensor(present, dtype=torch.int64))
+        if allow_missing:
+            members = members[[fed.ids[p] not in fed.away for p in members.tolist()]]
+        slots = all_places(fed.route.slot_off, members)
     target = fed.route.target[slots]
     if len(target) != len(rows.t):
         raise ProtocolError(

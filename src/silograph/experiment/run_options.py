@@ -182,16 +182,19 @@ class StudyOptions(TypedDict, total=False):
     """the server learns sums over clients only, of weights, gradients and counts, which clients
     mask (methods that need no reply of a single client)"""
     dp_epsilon: float | None
-    """differential privacy: epsilon that the whole run may cost; needs dp_delta and dp_unit
-    (default: no differential privacy)"""
+    """differential privacy: epsilon that the whole run may cost; needs dp_delta (default: no
+    differential privacy)"""
     dp_delta: float | None
     """delta at which dp_epsilon holds; well below 1 / number of units"""
     dp_unit: Literal["silo", "node"] | None
     """what differential privacy hides: whether a whole silo takes part (silo), or a single node
-    of one (node, for the models gcn and sage)"""
+    of one (node, for the models gcn and sage) (default: silo)"""
     dp_clip: float | None
     """largest norm of a silo's update, with dp_unit=node of a training node's gradient; larger
     ones are scaled to it (default: 1)"""
+    dp_clip_quantile: float | None
+    """with dp_unit=silo: quantile of the norms of updates that the clip follows from dp_clip on,
+    such as 0.5 (default: the clip stays)"""
     dp_degree: int | None
     """with dp_unit=node: most edges of a node that are sampled in a round; more edges need more
     noise (default: 3)"""

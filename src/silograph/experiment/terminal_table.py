@@ -231,6 +231,33 @@ def better_untrained_text(
     )
 
 
+def better_personalized_text(
+    metric: Metric,
+    view: str,
+    server: Mapping[str, float | None] | None,
+    personalized: Mapping[str, float | None] | None,
+) -> str | None:
+    """Return one line about clients whose own models are better than the server's; None elsewhere.
+
+    Args:
+        metric: the run's.
+        view: that picks the best round; own models are the aim of a method if that is theirs.
+        server: test scores of the server's model; None: there are none.
+        personalized: those of the models that clients have after they trained; likewise.
+    """
+    values = [None if s is None else s.get(metric.name) for s in (server, personalized)]
+    shared, own = values
+    if view != "server" or shared is None or own is None:
+        return None
+    if metric.goodness(own) <= metric.goodness(shared):
+        return None
+    return (
+        f"the clients' own models (personalized) are better than the server's: test {metric.title} "
+        f"{metric.text(own)}, not {metric.text(shared)}; compare with --method local and with "
+        "methods for own models, such as fedper"
+    )
+
+
 # --- Tables as Markdown --------------------------------------------------------------------------
 
 

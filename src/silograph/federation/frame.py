@@ -91,15 +91,15 @@ def frame_sizes(op: str, payload: Payload, clients: int) -> np.ndarray:
     for name, field in payload.items():
         t = field.base if isinstance(field, Patched) else field.t  # a Patched one travels whole
         dims = t.dim()
-        if isinstance(field, Stacked | Patched):
-            dims -= 1
-            size += t.nbytes // max(t.size(0), 1)
+        if isinstance(field, Shared):
+            size += t.nbytes
         elif isinstance(field, Ragged):
             ends = field.off.cpu().numpy()
             counts = (ends[1:] - ends[:-1]) * (t.element_size() * math.prod(t.shape[1:]))
             rows = counts if rows is None else rows + counts
         else:
-            size += t.nbytes
+            dims -= 1
+            size += t.nbytes // max(t.size(0), 1)
         size += FIELD.size + len(name.encode()) + DIMENSION.size * dims
     return np.full(clients, size, dtype=np.int64) if rows is None else rows + size
 

@@ -23,6 +23,7 @@ from silograph.core.payload import (
     Patched,
     Payload,
     Ragged,
+    Shared,
     Stacked,
     State,
     StateField,
@@ -37,6 +38,7 @@ from silograph.core.payload import (
     spread,
     state_of,
     take_all,
+    without_idle,
 )
 from silograph.core.work import WorkTotals, metered, work_of
 from silograph.federation.base import (
@@ -573,7 +575,7 @@ class BlockHost:
         if not is_alone:
             reply = join_in_order(parts, torch.cat(groups).argsort())
         if called is not clients:
-            reply, meter = take_all(reply, clients), meter.of_clients(clients)
+            reply, meter = without_idle(reply, clients), meter.of_clients(clients)
         sizes, counts = frame_sizes(op.__name__, reply, size), count_sizes(reply, size)
         cost = ReplyCost(sizes, counts, meter.totals())
         if self._strict:
@@ -743,7 +745,8 @@ class InProcess:
         del allow_missing  # clients of this process are never away
         # 1. Send the inbox.
         envelope, positions, inbox = self._send(op, inbox, what, to)
-        answer_envelope = replace(envelope, kind=op.__dict__.get("reply_kind", what))
+        reply_kind = op.__dict__.get("reply_kind", what)
+        answer_envelope = envelope if reply_kind is what else replace(envelope, kind=reply_kind)
         fold = self._reduction(reduce, answer_envelope, len(positions), rows=rows)
         takes_rows = rows or (fold is not None and fold.takes_rows)
         op_call = OpCall(op, envelope, answer_envelope, key, takes_rows)
@@ -752,8 +755,11 @@ class InProcess:
         is_to_all = len(positions) == len(self.ids)
         targets = self._all_clients if is_to_all else self._select_clients(positions)
         for target in targets:
-            is_alone = len(targets) == 1 and not op.__dict__.get("overwrites")
-            part = inbox if is_alone else take_all(inbox, target.places_in_call)
+            part = inbox
+            if len(targets) > 1:
+                part = take_all(inbox, target.places_in_call)
+            elif op.__dict__.get("overwrites"):  # it may keep what it gets, and write to it
+                part = {n: f if isinstance(f, Shared) else copied(f) for n, f in inbox.items()}
             reply, cost = self._host.run(op_call, target.block, target.local, part)
             costs.append(cost)
             if self._noise is not None:

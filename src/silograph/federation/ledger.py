@@ -351,12 +351,13 @@ class Account:
         """
         clients = positions.numpy()
         self.executed += sum(work.executed for work in works)
-        own_work = np.concatenate([work.own for work in works])
+        own_work = works[0].own if len(works) == 1 else np.concatenate([w.own for w in works])
         call = envelope.round, envelope.step, envelope.op
-        self.ledger.append(Record(*call, envelope.kind, "up", clients, sizes - counts, own_work))
         kinds = {kind for work in works for kind in work.parts}
         if counts.any():
             kinds.add(Kind.EVALUATION)
+            sizes = sizes - counts
+        self.ledger.append(Record(*call, envelope.kind, "up", clients, sizes, own_work))
         for kind in sorted(kinds):
             parts = [work.parts.get(kind, np.zeros(len(work.own))) for work in works]
             size = counts if kind == Kind.EVALUATION else np.zeros(clients.shape, np.int64)

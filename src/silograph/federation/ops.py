@@ -111,6 +111,11 @@ class OpDeclaration:
         return tuple(sorted({field.name for cls in classes for field in declared_fields(cls)}))
 
     @cached_property
+    def own_prefixes(self) -> tuple[str, ...]:
+        """How the names of the fields of its state begin, and of what these hold."""
+        return tuple(f"{name}/" for name in self.own_fields)
+
+    @cached_property
     def encodes_request(self) -> bool:
         """Whether a run may send fields of the request in another form."""
         return self.clients.encoded(self.request)
@@ -124,7 +129,7 @@ class OpDeclaration:
         self, cfg: Any, block: ClientBlock, state: State, inbox: Payload, key: Key
     ) -> tuple[Any, Any, Any, Payload]:
         """Return the arguments of the op as it is written, and the inbox with whole fields."""
-        own = tuple(f"{name}/" for name in self.own_fields)
+        own = self.own_prefixes
         others = {name: part for name, part in state.items() if not f"{name}/".startswith(own)}
         clients = self.clients(cfg, block, key, others)
         if self.encodes_request and not cfg.sent.plain:

@@ -122,7 +122,7 @@ def serve(clients: Clients, state: PassState, request: WantedRows) -> tuple[Pass
     """Compute rows, and send the requested ones."""
     at, params = inputs_at(clients, state, request, "before")
     z = before(params, at)
-    rows = messages_out(scales_of(at.stage.conv), z, at.reach)[request.rows(clients.block)]
+    rows = messages_out(scales_of(at.stage.conv), z, at.reach, request.rows(clients.block))
     if clients.cfg.row_minimum.rows_are_masked:
         rows = as_words(rows)
     return with_product(state, at, z), SentRows(Ragged(rows, request.row.off))

@@ -31,7 +31,7 @@ from silograph.methods.base import (
     ServerState,
     Uncut,
 )
-from silograph.methods.clipped_updates import average_clipped, train_clipped
+from silograph.methods.clipped_updates import FACTS, average_clipped, train_clipped
 from silograph.methods.local_training import AveragedModel, GlobalModel, LocalModel
 from silograph.methods.node_gradients import step_along_gradients, sum_clipped_gradients
 from silograph.methods.ops import ClientOp, Clients, Server, calls, op, program, when
@@ -60,7 +60,7 @@ def average_and_step(
     if server.cfg.privacy is not None:
         is_node = server.cfg.privacy.unit == "node"
         private_round = step_along_gradients if is_node else average_clipped
-        return server.step(state, *private_round(server, state.weights))
+        return server.step(*private_round(server, state))
     mean, report = server.average(train, GlobalModel(state.weights), AveragedModel)
     if mean is None:  # no selected client has a training node
         return state, report
@@ -108,6 +108,7 @@ FEDAVG: AnyMethod = Method(
     weighs_classes=True,
     only_sums=True,
     clips_updates=True,
+    facts=FACTS,
 )
 
 FEDOPT: AnyMethod = dataclasses.replace(

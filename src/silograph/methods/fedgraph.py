@@ -99,7 +99,7 @@ from silograph.federation.field_specs import (
 )
 from silograph.federation.messages import Empty
 from silograph.federation.ops import CallContext, for_each
-from silograph.graph.block.block import ClientBlock
+from silograph.graph.block.block import ClientBlock, Rows
 from silograph.graph.csr import CSR
 from silograph.methods.base import (
     Method,
@@ -182,6 +182,7 @@ class SampledStage:
         halo_weights: (r, k) weight of each of these slots in the sum of a row.
         degree: (n, 1) in the run's dtype, the degrees that the convolution uses.
         own_neighbors: the kept neighbors that are rows of the same client.
+        prepared: features of the input rows, once they were needed.
     """
 
     output_rows: Reached
@@ -192,6 +193,13 @@ class SampledStage:
     halo_weights: CSR
     degree: Tensor
     own_neighbors: Drawn
+    prepared: list[Rows] = field(default_factory=list, init=False, repr=False)
+
+    def features(self, block: ClientBlock) -> Rows:
+        """Return the features of the input rows; every pass of an iteration reads them."""
+        if not self.prepared:
+            self.prepared.append(features_of(block.x, self.input_rows))
+        return self.prepared[0]
 
 
 def draw_batch_rows(block: ClientBlock, batch_sizes: Tensor, key: Key) -> Reached:
@@ -352,7 +360,7 @@ def sampled_inputs(
             )
         messages.append(stage_messages)
     keys = tuple(block.row_key[stage.input_rows.rows] for stage in stages)
-    return Pass(features_of(block.x, stages[0].input_rows), tuple(messages), keys)
+    return Pass(stages[0].features(block), tuple(messages), keys)
 
 
 SHARED_FROM = {"all": 0, "hidden": 1}  # the first layer that hears other silos
@@ -678,7 +686,11 @@ class RoundStart:
     knobs: Annotated[Mapping[str, Stacked], rate_specs]
 
 
-STEPPED = "weights/", "moments/"  # how names of fields begin that a step changes in place
+STEPPED = (
+    "weights/",
+    "moments/",
+    "optimizer/",
+)  # how names of fields begin that a step changes in place
 
 
 @op(Kind.WEIGHTS, replies=Kind.HALO_KEYS, writes=STEPPED)
@@ -695,16 +707,15 @@ def begin_round(clients: FedGraphClients, request: RoundStart) -> RoundState:
     check_weights(cfg.model, request.weights, block, shared=True)
     weights = stacked_copies(request.weights, block.num_clients)
     memory = tensors_under("optimizer", clients.state) if cfg.keep_optimizer else None
+    # Within a round moments are state of the round, so that steps change them in place.
+    others = {n: f for n, f in clients.state.items() if not n.startswith("optimizer/")}
+    clients.state = others if cfg.keep_optimizer else clients.state
     keep_rates = [request.knobs[KEEPS[0]].t]
     for name in KEEPS[1:]:
         keep_rates.append(request.knobs[name].t if name in request.knobs else keep_rates[-1])
     return RoundState(
         weights=stack(weights),
-        moments=stack(
-            cfg.optimizer.init(weights)
-            if memory is None
-            else {name: m.clone() for name, m in memory.items()}  # steps change it in place
-        ),
+        moments=stack(cfg.optimizer.init(weights) if memory is None else memory),
         kappa=request.knobs["kappa"],
         keep=Stacked(torch.stack(keep_rates, dim=1)),
         nodes=Stacked(torch.zeros_like(block.num_train)),
@@ -835,12 +846,20 @@ def _rows_to_send(clients: FedGraphClients, state: RoundState, number: int) -> R
     requested = state.requested_rows.get(str(number))
     if requested is None:
         raise ProtocolError(f"expected to know which rows of stage {number} others need, got none")
-    weights = {name: w.t for name, w in state.weights.items()}
+    weights = weights_of(state)
     stages = stages_of(clients, state, 0)
     inputs = sampled_inputs(clients.block, stages, received_rows(state))
     key = step_key(clients, state)
     rows = _messages_of(clients.cfg, weights, inputs, stages[number], key, number)
     return Ragged(rows, requested.off)
+
+
+def weights_of(state: RoundState) -> dict[str, Tensor]:
+    """Return the weights (C, ...), expanded before the first step, up to which all are alike."""
+    weights = {name: w.t for name, w in state.weights.items()}
+    if int(state.steps.t[0]) > 0:
+        return weights
+    return {name: w[0].expand_as(w) for name, w in weights.items()}
 
 
 def received_rows(state: RoundState) -> dict[int, Tensor]:
@@ -867,7 +886,7 @@ def _messages_of(
     row_position = stage.degree.new_full((len(stage.degree),), -1, dtype=torch.int64)
     row_position[entering.rows] = torch.arange(len(entering.rows), device=row_position.device)
     scale = scales_of(conv).sender_scale(stage.degree[stage.requested_rows])
-    rows = z[row_position[stage.requested_rows]]
+    rows = z.index_select(0, row_position[stage.requested_rows])
     if scale is None:
         return rows
     report_rows(entering.off, z.shape[1])
@@ -882,6 +901,7 @@ def objective(
     state: RoundState,
     weights: Mapping[str, Tensor],
     received: Mapping[int, Tensor],
+    stages: Sequence[SampledStage],
 ) -> tuple[Tensor, Tensor]:
     """Return the mean loss of every client's batch (C,), and the objective of its step, ().
 
@@ -894,9 +914,9 @@ def objective(
         state: theirs, in an iteration.
         weights: (C, ...).
         received: rows of other silos, by stage.
+        stages: all, as drawn in the iteration.
     """
     cfg, block, key = clients.cfg, clients.block, step_key(clients, state)
-    stages = stages_of(clients, state, 0)
     inputs, batch = sampled_inputs(block, stages, received), stages[-1].output_rows
     logits = forward_pass(divisible(cfg.model), weights, inputs, key)
     losses = task_of(cfg.model.task).loss(logits, block.y[batch.rows])
@@ -916,13 +936,13 @@ def take_step(clients: FedGraphClients, state: RoundState) -> RoundState:
 
     Weights and moments are changed in place.
     """
-    cfg = clients.cfg
+    cfg, stages = clients.cfg, stages_of(clients, state, 0)
     weights, memory = ({n: f.t for n, f in m.items()} for m in (state.weights, state.moments))
-    leaves = {name: w.detach().requires_grad_() for name, w in weights.items()}
+    leaves = {name: w.detach().requires_grad_() for name, w in weights_of(state).items()}
     with torch.enable_grad():
-        loss, total = objective(clients, state, leaves, received_rows(state))
+        loss, total = objective(clients, state, leaves, received_rows(state), stages)
         gradients = torch.autograd.grad(total, list(leaves.values()))
-    batch = stages_of(clients, state, 0)[-1].output_rows
+    batch = stages[-1].output_rows
     nodes = batch.off.diff()
     report_rows(batch.off, LOSS_FLOPS * cfg.model.outputs)
     report_each(cfg.training.step_flops, Kind.OPTIMIZER)
@@ -991,7 +1011,7 @@ def submit(
     return finish_round(clients, take_step(clients, _with_last_rows(clients, state, request)))
 
 
-@op(Kind.WEIGHTS)
+@op(Kind.WEIGHTS, writes=STEPPED)
 def train_alone(
     clients: FedGraphClients, _state: Empty, request: RoundStart
 ) -> tuple[Empty, TrainedModel]:
@@ -1041,11 +1061,11 @@ def send_back(
     number = _check_shared(clients, request.stage)
     received = received_rows(state)
     rows_leaf = received[number] = received[number].detach().requires_grad_()
-    weights = {name: w.t for name, w in state.weights.items()}
+    stages = stages_of(clients, state, 0)
     with torch.enable_grad():
-        _, total = objective(clients, state, weights, received)
+        _, total = objective(clients, state, weights_of(state), received, stages)
         (gradient,) = torch.autograd.grad(total, rows_leaf)
-    batch, slots = stages_of(clients, state, 0)[-1].output_rows, state.requested_slots[str(number)]
+    batch, slots = stages[-1].output_rows, state.requested_slots[str(number)]
     batch_size = batch.off.diff()[owners(slots.off)].to(gradient.dtype)[:, None]
     return state, PartialSums(Ragged(gradient * batch_size, slots.off), slots, None)
 

@@ -128,7 +128,7 @@ def steps_together(
         if step_loss is None:  # no training node took part: weight decay alone is no step
             continue
         loss = step_loss
-        grads = {name: grads.get(name, torch.zeros_like(w)) for name, w in shared.items()}
+        grads = {n: grads[n] if n in grads else torch.zeros_like(w) for n, w in shared.items()}
         cfg.optimizer.step_(weights, {name: g[None] for name, g in grads.items()}, memory)
     new = ServerState({name: w[0] for name, w in weights.items()}, memory)
     return new, RoundReport(tuple(server.fed.ids), loss)

@@ -24,7 +24,7 @@ from silograph.federation.base import Sum
 from silograph.federation.messages import Empty
 from silograph.federation.privacy.release import needs_noise
 from silograph.federation.privacy.updates import CLIP_UNITS, clip_to_grid
-from silograph.methods.base import RoundReport
+from silograph.methods.base import RoundReport, ServerState
 from silograph.methods.clipped_updates import ClippedUpdate
 from silograph.methods.local_training import GlobalModel
 from silograph.methods.ops import Clients, Server, op
@@ -54,16 +54,20 @@ def sum_clipped_gradients(
 
 
 def step_along_gradients(
-    server: Server[Any], weights: Mapping[str, Tensor]
-) -> tuple[Mapping[str, Tensor], RoundReport]:
-    """Take one step along the noised sum of the selected clients; return weights and the report.
+    server: Server[Any], state: ServerState
+) -> tuple[ServerState, Mapping[str, Tensor], RoundReport]:
+    """Take one step along the noised sum of the selected clients.
 
     Args:
         server: of the round.
-        weights: w_t.
+        state: weights w_t.
+
+    Returns:
+        The state as it was, weights after the step, and the report.
     """
-    privacy, optimizer = server.cfg.privacy, server.cfg.optimizer
+    privacy, optimizer, weights = server.cfg.privacy, server.cfg.optimizer, state.weights
     assert privacy is not None  # else the plain round is run
+    assert weights is not None  # set by init
     client_ids = server.select()
     reply = server.call(sum_clipped_gradients, GlobalModel(weights), to=client_ids, reduce=Sum())
     total = tensors_under("update", reply)
@@ -71,4 +75,4 @@ def step_along_gradients(
     new = {name: w.detach().clone()[None] for name, w in weights.items()}
     grads = {name: (total[name].double() * unit).to(w.dtype)[None] for name, w in weights.items()}
     optimizer.step_(new, grads, optimizer.init(new))
-    return {name: w[0] for name, w in new.items()}, RoundReport(client_ids, None)
+    return state, {name: w[0] for name, w in new.items()}, RoundReport(client_ids, None)

@@ -113,7 +113,7 @@ class Messages:
 
     def own_of(self, z: Tensor) -> Tensor:
         """Return the receivers' rows of z (s, D), (r, D)."""
-        return z if self.own is None else z[self.own]
+        return z if self.own is None else z.index_select(0, self.own)
 
     def own_rows(self, x: Rows) -> Rows:
         """Return the receivers' rows of features."""

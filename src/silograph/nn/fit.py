@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache, partial
 from typing import NamedTuple, Protocol, cast
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -155,7 +156,7 @@ def used_rows(value: Stacked | Patched, x: Rows) -> Tensor:
     if len(value.t):
         return value.t.clone(memory_format=torch.contiguous_format)
     if len(value.base) == 1:
-        return value.base[0][x.used.feature]
+        return value.base[0].index_select(0, x.used.feature)
     return value.base[value.which[owners(x.used.off)], x.used.feature]
 
 
@@ -275,7 +276,7 @@ class Training:
         return float(sum(self.flops[name] * torch.Size(shape).numel() for name, shape in shapes))
 
     @cached_property
-    def rows_without_data(self) -> list[tuple[int, Tensor, Tensor]]:
+    def rows_without_data(self) -> list[tuple[int, np.ndarray, Tensor]]:
         """Latest steps without data: their number, the bytes of the weights, and what these became.
 
         In one process the server wants them for its mean, and clients for their rows.

@@ -104,11 +104,7 @@ class Pass:
 
 def dropped(x: Tensor, drop: float, row_key: Tensor, key: Key) -> Tensor:
     """Return x (n, D) with entries dropped by key and the rest scaled to keep the mean."""
-    return drop_others(x, key.keep(row_key, x.shape[1], drop), drop)
-
-
-def drop_others(x: Tensor, is_kept: Tensor, drop: float) -> Tensor:
-    """Return x (n, D) with entries outside a mask dropped, the rest scaled to keep the mean."""
+    is_kept = key.keep(row_key, x.shape[1], drop)
     return (x * is_kept.to(x.dtype)).mul_(1 / keep_probability(drop))
 
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -461,7 +462,7 @@ def sampled_pass(
 def features_of(x: Tensor | SparseRows, reached: Reached) -> Tensor | SparseRows:
     """Return the features of the rows reached."""
     if isinstance(x, Tensor):
-        return x[reached.rows]
+        return x.index_select(0, reached.rows)
     return SparseRows(x.csr.select_rows(reached.rows), reached.off, feature=x.feature)
 
 
@@ -577,11 +578,12 @@ class WeightedSampler:
 
     def draw(self, draws: int, key: Key) -> Tensor:
         """Return drawn items, (draws,) int64; there must be one to draw."""
-        ticket = (
-            key.uniform(torch.arange(draws, device=self.items.device))[:, 0] * self.cumulative[-1]
+        cumulative = self.cumulative.cpu().numpy()  # few draws cost less in NumPy
+        ticket = key.draws(np.arange(draws)) * cumulative[-1]
+        drawn_items = np.searchsorted(cumulative, ticket, side="right").clip(
+            max=len(cumulative) - 1
         )
-        drawn_items = torch.searchsorted(self.cumulative, ticket, right=True)
-        return self.items[drawn_items.clamp(max=len(self.items) - 1)]
+        return self.items[torch.from_numpy(drawn_items).to(self.items.device)]
 
 
 def build_sampler(share: Tensor, item_key: Tensor) -> WeightedSampler:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from silograph.core.errors import ConfigError, lookup
-from silograph.core.key import Key
+from silograph.core.key import Key, keep_probability
 from silograph.core.payload import NO_STATE, State
 from silograph.core.text import state_of_fields
 from silograph.core.work import report_entries, report_rows
@@ -32,6 +32,7 @@ from silograph.nn.conv import (
     Directed,
     GraphConv,
     Params,
+    PlainConv,
     Propagation,
     Scales,
     is_before_sum,
@@ -41,14 +42,13 @@ from silograph.nn.forward import (
     Stage,
     Staged,
     after_dropout,
-    drop_others,
     forward_pass,
     leave,
     whole_pass,
 )
 from silograph.nn.model_options import MODEL_KINDS, ModelKind
 from silograph.nn.reach import Reach
-from silograph.nn.segment import gradients, sparse_product
+from silograph.nn.segment import gradients, product_gradients, segment_sum, sparse_product
 
 DRAWN_AT_MOST = 1 << 22  # entries of a weight that is drawn only to learn its shape
 
@@ -337,7 +337,7 @@ def entering(block: ClientBlock, reach: Reach) -> Rows:
     if len(reach.rows) == len(block.row_key):
         return block.x
     if not isinstance(block.x, SparseRows):
-        return block.x[reach.rows]
+        return block.x.index_select(0, reach.rows)
     if "features" not in reach.operators:  # every op of a pass wants them, and their transpose
         reach.operators["features"] = block.x.used.csr.select_rows(reach.rows)
     return SparseRows(reach.operators["features"], reach.off, feature=block.x.used.feature)
@@ -371,12 +371,40 @@ def _meeting_features(params: Mapping[str, Tensor], stage_inputs: Inputs) -> Map
     if not isinstance(x, SparseRows) or x.feature is None:
         return params
     maps = stage_inputs.stage.conv.maps
-    return {name: w[x.feature] if name in maps else w for name, w in params.items()}
+    return {name: w.index_select(0, x.feature) if name in maps else w for name, w in params.items()}
+
+
+def _with_all_columns(stage_inputs: Inputs) -> Inputs:
+    """Return inputs whose sparse features meet whole weights: fewer rows than weights' are read."""
+    at, x = stage_inputs, stage_inputs.x
+    if not isinstance(x, SparseRows) or x.feature is None:
+        return at
+    operators, name = at.reach.operators, "features, all columns"
+    if name not in operators:
+        columns = x.feature[x.csr.indices.long()]
+        operators[name] = x.csr.with_columns(columns, at.model.stages[0].inputs)
+    return replace(at, x=SparseRows(operators[name], x.off))
 
 
 def before(params: Mapping[str, Tensor], stage_inputs: Inputs) -> Tensor:
-    """Return z, (r, O)."""
-    return _before(_meeting_features(params, stage_inputs), stage_inputs)
+    """Return z, (r, O).
+
+    A model is scored before it is trained, so the product of its weights with the features, most of
+    a pass, is kept from a pass without dropout for the next one.
+    """
+    at = _with_all_columns(stage_inputs)
+    x = at.x
+    drops = at.key is not None and at.stage.drop > 0
+    if drops or not isinstance(x, SparseRows) or params.keys() != {"weight"}:
+        return _before(params, at)
+    weight, latest = params["weight"], at.reach.feature_products.get("weight")
+    if latest is not None and torch.equal(latest[0], weight):
+        report_entries(x.csr.indptr, at.reach.off, 2 * weight.shape[-1])
+        return latest[1]
+    z = _before(params, at)
+    if at.key is None:
+        at.reach.feature_products["weight"] = weight.clone(), z
+    return z
 
 
 def _before(params: Mapping[str, Tensor], stage_inputs: Inputs) -> Tensor:
@@ -388,7 +416,7 @@ def _before(params: Mapping[str, Tensor], stage_inputs: Inputs) -> Tensor:
 
 def after(params: Mapping[str, Tensor], stage_inputs: Inputs, s: Tensor) -> Tensor:
     """Return the outputs of the stage, (r, O)."""
-    return _after(_meeting_features(params, stage_inputs), stage_inputs, s)
+    return _after(params, _with_all_columns(stage_inputs), s)
 
 
 def _after(params: Mapping[str, Tensor], stage_inputs: Inputs, s: Tensor) -> Tensor:
@@ -405,8 +433,11 @@ def before_back(
     params: Mapping[str, Tensor], stage_inputs: Inputs, grad: Tensor, clients: int
 ) -> Gradients:
     """Return the gradients of `before` from dLoss/dz (r, O)."""
-    maps = set(stage_inputs.stage.conv.maps)
-    if isinstance(stage_inputs.x, SparseRows) and params.keys() <= maps:
+    conv = stage_inputs.stage.conv
+    if isinstance(stage_inputs.x, Tensor):
+        if isinstance(conv, PlainConv):
+            return _gradients_of_product(params, stage_inputs, stage_inputs.x, grad, clients)
+    elif params.keys() <= set(conv.maps):
         return _gradients_of_map(params, stage_inputs, grad)
     return _half_gradients(params, stage_inputs, None, grad, clients)
 
@@ -415,6 +446,10 @@ def after_back(
     params: Mapping[str, Tensor], stage_inputs: Inputs, s: Tensor, grad: Tensor, clients: int
 ) -> Gradients:
     """Return the gradients of `after` from those of the stage's outputs (r, O)."""
+    stage = stage_inputs.stage
+    is_plain = isinstance(stage.conv, PlainConv) and not stage.conv.rooted
+    if is_plain and not stage.skip and stage_inputs.origin is None:
+        return _gradients_of_bias(params["bias"], stage_inputs, s, grad)
     return _half_gradients(params, stage_inputs, s, grad, clients)
 
 
@@ -433,6 +468,33 @@ def _gradients_of_map(
         report_entries(x.csr.indptr, at.reach.off, 4 * grad.shape[1])
         weights[name] = sparse_product(x.csr.transposed, grad)
     return Gradients(None, None, None, weights)
+
+
+def _gradients_of_product(
+    params: Mapping[str, Tensor], stage_inputs: Inputs, x: Tensor, grad: Tensor, clients: int
+) -> Gradients:
+    """Return the gradients of dropout and a product x W; the work reported is that of autograd."""
+    weight, off = params["weight"], stage_inputs.reach.off
+    inputs, outputs = weight.shape
+    of_x = stage_inputs.number > 0
+    dropped = _inputs_after_dropout(stage_inputs)
+    assert isinstance(dropped, Tensor)  # as x
+    report_rows(off, 2 * inputs * outputs * (2 + of_x))
+    weights, sizes = weight.expand(clients, *weight.shape), off.diff().tolist()
+    grad_x, grad_weight = product_gradients(dropped, weights, grad, sizes, of_x=of_x)
+    if grad_x is not None and dropped is not x:
+        report_rows(off, 2 * inputs)
+        grad_x *= stage_inputs.reach.dropout_masks[stage_inputs.number][1]
+    return Gradients(grad_x, None, None, {"weight": grad_weight})
+
+
+def _gradients_of_bias(bias: Tensor, stage_inputs: Inputs, s: Tensor, grad: Tensor) -> Gradients:
+    """Return the gradients of a bias and ReLU; the work reported is that of autograd."""
+    off = stage_inputs.reach.off
+    report_rows(off, 2 * grad.shape[1] * (1 + stage_inputs.stage.relu))
+    if stage_inputs.stage.relu:
+        grad = torch.ops.aten.threshold_backward(grad, s + bias, 0)
+    return Gradients(None, grad, None, {"bias": segment_sum(grad, off)})
 
 
 def _half_gradients(
@@ -503,6 +565,8 @@ def _inputs_after_dropout(stage_inputs: Inputs) -> Rows:
     latest = reach.dropout_masks.get(at.number)
     if latest is None or latest[0] != name:
         key = at.key.fold("dropout", at.number)
-        latest = reach.dropout_masks[at.number] = name, key.keep(at.row_key, x.shape[1], stage.drop)
+        mask = key.keep(at.row_key, x.shape[1], stage.drop).to(x.dtype)
+        mask *= 1 / keep_probability(stage.drop)
+        latest = reach.dropout_masks[at.number] = name, mask
     report_rows(reach.off, 2 * x.shape[1] * (1 + gradients(x)))
-    return drop_others(x, latest[1], stage.drop)
+    return x * latest[1]

@@ -8,6 +8,7 @@ C: clients. n: rows. r: rows that take part. S: halo slots. t: slots that get a 
 """
 
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -18,7 +19,7 @@ from silograph.core.payload import Ragged, offsets, owners, ranges
 from silograph.core.work import report_entries, report_rows
 from silograph.graph.block.block import ClientBlock
 from silograph.graph.csr import CSR
-from silograph.nn.conv import Messages, Scales, as_matrix
+from silograph.nn.conv import DegreeScale, Messages, Scales, as_matrix
 from silograph.nn.fit import check_places
 from silograph.nn.segment import segment_sum, sparse_product
 
@@ -39,8 +40,11 @@ class Reach:
         slot_off: (C + 1,) of each client.
         place: (n,) int64 position among `rows` of every row, -1 for none.
         operators: what was worked out from the reach alone, by what it is for.
-        dropout_masks: by stage, of its latest dropout the key, share and width D, and which
-            entries (r, D) bool stay.
+        scales: (r, 1) of the rows, by how they follow from degrees.
+        dropout_masks: by stage, of its latest dropout the key, share and width D, and what entries
+            (r, D) are multiplied by: 0 where they are dropped.
+        feature_products: by name of a weight (F, H) of the first stage, its latest value in a pass
+            without dropout, and its product with the features (r, H).
     """
 
     rows: Tensor
@@ -54,9 +58,23 @@ class Reach:
     slot_off: Tensor
     place: Tensor
     operators: dict[object, CSR] = field(default_factory=dict, repr=False)
+    scales: dict[DegreeScale, Tensor] = field(default_factory=dict, repr=False)
     dropout_masks: dict[int, tuple[tuple[Key, float, int], Tensor]] = field(
         default_factory=dict, repr=False
     )
+    feature_products: dict[str, tuple[Tensor, Tensor]] = field(default_factory=dict, repr=False)
+
+    @cached_property
+    def senders(self) -> tuple[Tensor, CSR]:
+        """Rows (k,) int64 that send to other silos, ascending, and edges from them to slots."""
+        rows, column = torch.unique(self.outer.indices, return_inverse=True)
+        return rows.long(), self.outer.with_columns(column, len(rows))
+
+    def scale(self, by_degree: DegreeScale | None) -> Tensor | None:
+        """Return a scale of all rows (r, 1), worked out once; None for 1."""
+        if by_degree is not None and by_degree not in self.scales:
+            self.scales[by_degree] = by_degree(self.degree)
+        return None if by_degree is None else self.scales[by_degree]
 
     @property
     def messages(self) -> Messages:
@@ -90,7 +108,7 @@ def with_own_degrees(block: ClientBlock, reach: Reach) -> Reach:
 
     def make() -> Reach:
         degree = block.adj.degree.to(reach.degree.dtype)[:, None]
-        return replace(reach, degree=degree, operators={})
+        return replace(reach, degree=degree, operators={}, scales={})
 
     # What is worked out for all rows along all edges serves every pass.
     if reach is full_reach(block):
@@ -269,29 +287,32 @@ def inner_operator(scales: Scales, reach: Reach) -> CSR:
     return reach.operators[scales]
 
 
-def messages_out(scales: Scales, z: Tensor, reach: Reach) -> Tensor:
-    """Return the messages of rows to other silos, z (r, D) scaled by the sender, (r, D)."""
-    return _scale_rows(z, (scales.sender_scale(reach.degree), reach.cross), reach)
+def messages_out(scales: Scales, z: Tensor, reach: Reach, rows: Tensor | None = None) -> Tensor:
+    """Return the messages of rows to other silos, z (r, D) scaled by the sender, (k, D).
+
+    `rows`: (k,) int64 whose messages are wanted; None: all. The work reported is that of all.
+    """
+    return _scale_rows(z, (reach.scale(scales.pre), reach.cross), reach, rows)
 
 
-def messages_back(scales: Scales, grad: Tensor, reach: Reach) -> Tensor:
-    """Return the messages of the backward pass, from dLoss/ds (r, D), (r, D).
+def messages_back(scales: Scales, grad: Tensor, reach: Reach, rows: Tensor | None = None) -> Tensor:
+    """Return the messages of the backward pass, from dLoss/ds (r, D), (k, D); see `messages_out`.
 
     Edges go both ways, so senders and receivers swap, and with them the scales.
     """
-    return _scale_rows(grad, (scales.receiver_scale(reach.degree),), reach)
+    return _scale_rows(grad, (reach.scale(scales.post),), reach, rows)
 
 
 def outward(messages: Tensor, reach: Reach) -> Tensor:
-    """Return the sums of scaled messages (r, D) for the slots of other silos, (t, D)."""
+    """Return the sums of messages (k, D) of `Reach.senders` for the slots of others, (t, D)."""
     report_entries(reach.outer.indptr, reach.slot_off, 2 * messages.shape[1])
-    return sparse_product(reach.outer, messages)
+    return sparse_product(reach.senders[1], messages)
 
 
 def count_contributors(messages: Tensor, reach: Reach) -> Tensor:
-    """Count the messages (r, D) other than 0 in each sum of `outward`, (t,) int64."""
-    is_nonzero = (messages != 0).any(1).long()
-    return segment_sum(is_nonzero[reach.outer.indices.long()], reach.outer.indptr.long())
+    """Count the messages (k, D) other than 0 in each sum of `outward`, (t,) int64."""
+    is_nonzero, edges = (messages != 0).any(1).long(), reach.senders[1]
+    return segment_sum(is_nonzero[edges.indices.long()], edges.indptr.long())
 
 
 @dataclass(frozen=True, eq=False)
@@ -320,13 +341,13 @@ def summed(scales: Scales, z: Tensor, incoming: Incoming, reach: Reach) -> Tenso
         reach: the rows and edges of the pass.
     """
     inner = _sparse_product(inner_operator(scales, reach), z, reach)
-    return _add_scaled(inner, incoming, (scales.receiver_scale(reach.degree),), reach)
+    return _add_scaled(inner, incoming, (reach.scale(scales.post),), reach)
 
 
 def summed_back(scales: Scales, grad: Tensor, incoming: Incoming, reach: Reach) -> Tensor:
     """Return dLoss/dz (r, D) from dLoss/ds (r, D) and incoming sums of other silos (r, D)."""
     inner = _sparse_product(inner_operator(scales, reach).transposed, grad, reach)
-    return _add_scaled(inner, incoming, (scales.sender_scale(reach.degree), reach.cross), reach)
+    return _add_scaled(inner, incoming, (reach.scale(scales.pre), reach.cross), reach)
 
 
 def _add_scaled(
@@ -345,7 +366,7 @@ def _add_scaled(
         return total
     sums = incoming.sums
     for scale in present:
-        sums = scale[incoming.rows] * sums
+        sums = scale.index_select(0, incoming.rows) * sums
     return total.index_add_(0, incoming.rows, sums)
 
 
@@ -367,11 +388,14 @@ def placed(block: ClientBlock, reach: Reach, total: Ragged, row: Ragged | None) 
     return RemoteParts(position, total.t)
 
 
-def _scale_rows(z: Tensor, scales: tuple[Tensor | None, ...], reach: Reach) -> Tensor:
+def _scale_rows(
+    z: Tensor, scales: tuple[Tensor | None, ...], reach: Reach, rows: Tensor | None = None
+) -> Tensor:
+    z = z if rows is None else z.index_select(0, rows)
     for scale in scales:
         if scale is not None:
             report_rows(reach.off, z.shape[1])
-            z = scale * z
+            z = (scale if rows is None else scale.index_select(0, rows)) * z
     return z
 
 

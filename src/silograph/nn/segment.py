@@ -4,6 +4,8 @@ C: clients. n: rows. I, O: input and output width. `off` (C + 1,) int64 are the 
 client. A weight of one dimension more than usual has a slice for each client.
 """
 
+from typing import cast
+
 import torch
 from torch import Tensor
 from torch.nn.functional import embedding_bag
@@ -75,8 +77,23 @@ class _SparseProduct(torch.autograd.Function):
         return _sparse_times_dense(ctx.transposed(), grad), None, None
 
 
+class _SharedProduct(torch.autograd.Function):
+    """Sparse features times one weight that is expanded to all clients, each with a gradient."""
+
+    @staticmethod
+    def forward(ctx, weight, x):  # type: ignore[no-untyped-def]
+        ctx.x, ctx.shape = x, weight.shape
+        return _sparse_times_dense(x.csr, weight[0])
+
+    @staticmethod
+    def backward(ctx, grad):  # type: ignore[no-untyped-def]
+        return _sparse_times_dense(ctx.x.stacked.transposed, grad).view(ctx.shape), None
+
+
 def sparse_product(matrix: CSR, dense: Tensor, *, symmetric: bool = False) -> Tensor:
     """Return matrix (n, m) @ dense (m, O); only `dense` gets a gradient."""
+    if not gradients(dense):
+        return _sparse_times_dense(matrix, dense)
     transposed = (lambda: matrix) if symmetric else (lambda: matrix.transposed)
     out: Tensor = _SparseProduct.apply(dense, matrix, transposed)  # type: ignore[no-untyped-call]
     return out
@@ -163,15 +180,30 @@ class _SegmentProduct(torch.autograd.Function):
     @staticmethod
     def backward(ctx, grad):  # type: ignore[no-untyped-def]
         x, weight = ctx.saved_tensors
-        grad_x = torch.empty_like(x) if ctx.needs_input_grad[0] else None
-        grad_weight = torch.empty_like(weight)
-        grads = grad.contiguous().split(ctx.sizes)
-        if grad_x is not None:
-            for g, w, o in zip(grads, weight, grad_x.split(ctx.sizes), strict=True):
-                torch.mm(g, w.t(), out=o)
-        for rows, g, o in zip(x.split(ctx.sizes), grads, grad_weight, strict=True):
-            torch.mm(rows.t(), g, out=o)
-        return grad_x, grad_weight, None
+        return *product_gradients(x, weight, grad, ctx.sizes, of_x=ctx.needs_input_grad[0]), None
+
+
+def product_gradients(
+    x: Tensor, weight: Tensor, grad: Tensor, sizes: list[int], *, of_x: bool
+) -> tuple[Tensor | None, Tensor]:
+    """Return the gradients of x (n, I), if `of_x`, and of weights (C, I, O) of their product.
+
+    Args:
+        x: rows of all clients.
+        weight: of each client.
+        grad: (n, O) of the product.
+        sizes: number of rows of each client.
+        of_x: whether x has a gradient.
+    """
+    grad_x = torch.empty_like(x) if of_x else None
+    grad_weight = torch.empty_like(weight)
+    grads = grad.contiguous().split(sizes)
+    if grad_x is not None:
+        for g, w, o in zip(grads, weight, grad_x.split(sizes), strict=True):
+            torch.mm(g, w.t(), out=o)
+    for rows, g, o in zip(x.split(sizes), grads, grad_weight, strict=True):
+        torch.mm(rows.t(), g, out=o)
+    return grad_x, grad_weight
 
 
 def segment_linear(x: Rows, weight: Tensor, off: Tensor) -> Tensor:
@@ -179,7 +211,7 @@ def segment_linear(x: Rows, weight: Tensor, off: Tensor) -> Tensor:
 
     Args:
         x: (n, I), dense or sparse.
-        weight: (I, O) shared by all clients, or (C, I, O).
+        weight: (I, O) shared by all clients, or (C, I, O), perhaps one that is expanded.
         off: (C + 1,).
     """
     products = 1 + gradients(x, weight)
@@ -187,6 +219,8 @@ def segment_linear(x: Rows, weight: Tensor, off: Tensor) -> Tensor:
         report_entries(x.csr.indptr, off, 2 * weight.shape[-1] * products)
         if weight.dim() == 2:
             return sparse_product(x.csr, weight)
+        if weight.stride(0) == 0:
+            return cast(Tensor, _SharedProduct.apply(weight, x))  # type: ignore[no-untyped-call]
         return sparse_product(x.stacked, weight.flatten(0, 1))
     report_rows(off, 2 * weight.shape[-2] * weight.shape[-1] * products)
     if weight.dim() == 2:

@@ -230,7 +230,7 @@ def _select_rows(x: Rows, rows: Tensor, off: Tensor) -> Rows:
     if len(rows) == total and torch.equal(rows, torch.arange(total, device=rows.device)):
         return x
     if isinstance(x, Tensor):
-        return x[rows]
+        return x.index_select(0, rows)
     return SparseRows(x.csr.select_rows(rows), off, feature=x.feature)
 
 
@@ -256,7 +256,7 @@ def _other_inputs(
     if number not in stored.halo or key is None:
         return own_rows, stored.halo.get(number)
     keys = block.halo.key[senders.slots]
-    rows = stored.halo[number][senders.slots]
+    rows = stored.halo[number].index_select(0, senders.slots)
     halo = after_dropout(stage, number, rows, keys, senders.slot_off, key)
     assert isinstance(halo, Tensor)  # as it went in
     return own_rows, halo
@@ -480,8 +480,10 @@ def _build_senders(
     column[~is_own] = slot_position[slot[~is_own]]
     total = len(rows) + len(senders) + len(slots)
     starts = offsets(torch.bincount(position, minlength=len(rows)))
-    degree = around.graph.adj.degree[around.place].to(share.dtype)[:, None]
-    batch_degree = degree[rows]
+    batch_degree, degree = (
+        around.graph.adj.degree[around.place[part]].to(share.dtype)[:, None]
+        for part in (rows, senders)
+    )
     return Senders(
         rows=senders,
         off=torch.searchsorted(senders, block.off),
@@ -489,7 +491,7 @@ def _build_senders(
         slot_off=torch.searchsorted(slots, block.halo.off),
         adj=CSR(starts, *_sort_edges(position * total + column, column, share), total),
         messages=Messages(_no_edges(rows), False, batch_degree, batch_degree, None, off, off),
-        degree=degree[senders],
+        degree=degree,
         num_slots=len(block.halo.key),
     )
 

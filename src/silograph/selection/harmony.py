@@ -26,9 +26,8 @@ State: `labels` (C, K) float64, `known` (C,) bool, `duration` (C,) float64. K is
 round. C: clients. K: classes or label bits.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import field
-from functools import lru_cache
 from typing import Annotated
 
 import numpy as np
@@ -134,21 +133,11 @@ def select_balancing(
     own_terms = np.stack([(columns * columns).sum(0), 2 * (labels @ aim), columns.sum(0)])
     joint_terms = own_terms + np.array([[joined @ joined], [2 * (joined @ aim)], [joined.sum()]])
     joint_terms[0] += 2 * (joined @ columns)
-    _fastest_loop()(columns, own_terms, joint_terms, joined.copy(), picks, first, TIE)
+    _fill_picks(columns, own_terms, joint_terms, joined.copy(), picks, first, TIE)
     return picks
 
 
-@lru_cache(maxsize=1)
-def _fastest_loop() -> Callable[..., None]:
-    """Return the compiled loop, where numba is installed and can keep its code; else NumPy's."""
-    try:
-        from silograph.selection.harmony_kernel import compiled_loop  # numba takes a while
-    except (ImportError, RuntimeError):
-        return numpy_loop
-    return compiled_loop
-
-
-def numpy_loop(
+def _fill_picks(
     labels: np.ndarray,
     own_terms: np.ndarray,
     joint_terms: np.ndarray,

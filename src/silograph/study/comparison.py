@@ -466,9 +466,11 @@ class Comparison:
         texts = []
         for arm in self.arms:
             finished_lines = without_errors(self.lines_of(arm=arm))
-            # Runs of more than one evaluation that were best in the last planned round.
+            # Runs of more than one evaluation that were best in the last planned round. With
+            # differential privacy the last round is always the result.
             num_improving = sum(
-                len(line["curve"]["round"]) > 1
+                line["config"].get("dp_epsilon") is None
+                and len(line["curve"]["round"]) > 1
                 and line["best_round"] == line["rounds"] == line["config"]["rounds"]
                 for line in finished_lines
             )

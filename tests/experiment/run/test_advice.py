@@ -8,7 +8,7 @@ import pytest
 from pages import read_page
 from runs import MakeGraph, go
 from silograph.experiment.result_files import Row
-from silograph.experiment.terminal_table import advice_of
+from silograph.experiment.terminal_table import advice_of, better_personalized_text
 from silograph.task.metric_table import METRICS
 
 
@@ -90,3 +90,34 @@ def test_advice_stands_in_result_and_page(make_graph: MakeGraph, tmp_path: Path)
     assert result.to_dict()["advice"] == result.advice
     assert f"note: {result.advice}" in " ".join(repr(result).split())
     assert result.advice in read_page(tmp_path / "x" / "report.html").text
+
+
+def test_own_models_that_are_better_than_the_servers_get_a_note() -> None:
+    accuracy, rmse = METRICS["accuracy"], METRICS["rmse"]
+    low, high = ({"accuracy": n, "rmse": n} for n in (0.25, 0.75))
+    assert "0.7500, not 0.2500" in str(better_personalized_text(accuracy, "server", low, high))
+    assert better_personalized_text(rmse, "server", high, low) is not None
+    for view, server, own in (
+        ("server", high, low),
+        ("server", low, low),
+        ("server", None, high),
+        ("server", low, None),
+        ("personalized", low, high),  # whose aim that is
+    ):
+        assert better_personalized_text(accuracy, view, server, own) is None
+
+
+def test_the_note_on_own_models_stands_in_result_and_page(
+    make_graph: MakeGraph, tmp_path: Path
+) -> None:
+    """Local steps of a model that the server does not take are better than none."""
+    options = {"server_optimizer": "momentum", "options": {"server_lr": 1e-6}, "rounds": 3}
+    result = go(make_graph(), out=str(tmp_path / "x"), lr=0.3, local_epochs=20, **options)
+    test = result.test
+    assert test.server is not None
+    assert test.personalized is not None
+    assert (test.personalized["accuracy"] or 0) > (test.server["accuracy"] or 0)
+    note = better_personalized_text(result.metric, "server", test.server, test.personalized)
+    assert note is not None
+    assert note in " ".join(result.summary().split())
+    assert note in read_page(tmp_path / "x" / "report.html").text

@@ -18,11 +18,11 @@ from silograph.core.config import make_config
 from silograph.core.errors import ConfigError
 from silograph.experiment.run.setup import first_weights, prepare
 from silograph.federation.privacy.accounting import epsilon_of
-from silograph.federation.privacy.node_sensitivity import most_changed_subgraphs
 from silograph.federation.privacy.release import SimulatedNoise
 from silograph.federation.secure.partners import topology_of
 from silograph.graph.csr import CSR
 from silograph.methods import METHODS
+from silograph.nn.bounded_subgraphs import most_changed_subgraphs
 
 DP: dict[str, Any] = {"dp_epsilon": 20.0, "dp_delta": 1e-5, "dp_unit": "node"}
 SECURE = [False, True]
@@ -135,7 +135,7 @@ def test_it_learns_at_a_large_epsilon(model: str, make_graph: MakeGraph) -> None
 
 REFUSED: list[tuple[dict[str, Any], list[str]]] = [
     *(
-        ({"method": name}, ["method", "dp_unit"])
+        ({"method": name}, ["method", "dp_epsilon"])
         for name, method in METHODS.items()
         if not method.clips_updates
         and method.evaluate.copies
@@ -151,12 +151,16 @@ REFUSED: list[tuple[dict[str, Any], list[str]]] = [
     ({"keep_optimizer": True}, ["keep_optimizer", "dp_unit"]),
     ({"momentum": 0.5, "optimizer": "sgd"}, ["momentum", "dp_unit"]),
     ({"directed": "along"}, ["directed", "dp_unit"]),
-    ({"aggregator": "median"}, ["aggregator", "dp_unit"]),
-    ({"normalize": "standard"}, ["normalize", "dp_unit"]),
-    ({"collect": 0.5}, ["collect", "dp_unit"]),
-    ({"class_weight": "balanced"}, ["class_weight", "dp_unit"]),
-    ({"patience": 2}, ["patience", "dp_unit"]),
-    ({"workers": 2}, ["dp_unit", "workers"]),
+    ({"aggregator": "median"}, ["aggregator", "dp_epsilon"]),
+    ({"normalize": "standard"}, ["normalize", "dp_epsilon"]),
+    ({"collect": 0.5}, ["collect", "dp_epsilon"]),
+    ({"class_weight": "balanced"}, ["class_weight", "dp_epsilon"]),
+    ({"patience": 2}, ["patience", "dp_epsilon"]),
+    ({"workers": 2}, ["dp_epsilon", "workers"]),
+    ({"dp_clip_quantile": 0.5}, ["dp_clip_quantile", "dp_unit"]),
+    ({"normalize": "standard_client"}, ["normalize", "dp_unit"]),
+    ({"features": "degree"}, ["features", "dp_unit"]),
+    ({"features": "onehot-degree"}, ["features", "dp_unit"]),
     ({"dp_unit": "silo", "dp_degree": 3}, ["dp_degree", "dp_unit"]),
 ]
 

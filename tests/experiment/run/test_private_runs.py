@@ -7,25 +7,28 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from scipy.stats import beta, kstest, norm
+from scipy.stats import kstest, norm
 
 pytest.importorskip("dp_accounting")
 
 import silograph as sg
+from membership import lower_bound
 from mistakes import raises_code
 from runs import FAST, MakeGraph, go, of, outcome, rows_of, run_until, same_bits, weights_of
 from silograph.core.config import make_config
-from silograph.core.errors import ConfigError, ProtocolError
+from silograph.core.errors import ConfigError, PolicyError, ProtocolError
 from silograph.core.key import Key
 from silograph.core.kinds import Kind
-from silograph.core.payload import Payload, Stacked
+from silograph.core.payload import Payload, Shared, Stacked
+from silograph.experiment.report.reading import WITHHELD
 from silograph.experiment.run.setup import first_weights, prepare
-from silograph.federation.messages import to_payload
+from silograph.federation.field_specs import Extent, check_against
+from silograph.federation.messages import specs_of, to_payload
 from silograph.federation.privacy.release import SimulatedNoise
-from silograph.federation.privacy.updates import CLIP_UNITS, UpdatePrivacy
+from silograph.federation.privacy.updates import CLIP_UNITS, UpdatePrivacy, share_within
 from silograph.federation.secure.partners import topology_of
 from silograph.methods import METHODS
-from silograph.methods.clipped_updates import train_clipped
+from silograph.methods.clipped_updates import ModelToUpdate, train_clipped
 from silograph.methods.fedavg import train
 from silograph.methods.local_training import GlobalModel
 
@@ -36,6 +39,7 @@ DP: dict[str, Any] = {
     "kernels": "torch",
 }
 SECURE = [False, True]
+QUANTILES = [None, 0.5]
 
 
 @pytest.fixture
@@ -86,9 +90,13 @@ def test_the_noise_in_the_model_is_that_of_the_closed_form(
     assert kstest(noise / scale, norm.cdf).pvalue > 1e-3
 
 
+@pytest.mark.parametrize("quantile", QUANTILES)
 @pytest.mark.parametrize("secure", SECURE)
-def test_bits_do_not_depend_on_blocks(secure: bool, make_graph: MakeGraph) -> None:
-    graph, options = make_graph(60), DP | {"secure_aggregation": secure}
+def test_bits_do_not_depend_on_blocks(
+    secure: bool, quantile: float | None, make_graph: MakeGraph
+) -> None:
+    graph = make_graph(60)
+    options = DP | {"secure_aggregation": secure, "dp_clip_quantile": quantile}
     one = go(graph, **options)
     for machine in ({"block_size": 1}, {"block_size": 3}, {"strict": True}):
         other = go(graph, **options, **machine)
@@ -97,12 +105,13 @@ def test_bits_do_not_depend_on_blocks(secure: bool, make_graph: MakeGraph) -> No
         assert one.ledger.records == other.ledger.records
 
 
+@pytest.mark.parametrize("quantile", QUANTILES)
 def test_a_resumed_run_is_the_same(
-    make_graph: MakeGraph, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    quantile: float | None, make_graph: MakeGraph, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    graph = make_graph(60)
-    whole = go(graph, **DP, out=str(tmp_path / "whole"))
-    run_until(monkeypatch, graph, 3, tmp_path / "cut", **(FAST | DP))
+    graph, options = make_graph(60), DP | {"dp_clip_quantile": quantile}
+    whole = go(graph, **options, out=str(tmp_path / "whole"))
+    run_until(monkeypatch, graph, 3, tmp_path / "cut", **(FAST | options))
     resumed = sg.resume(str(tmp_path / "cut"), graph=graph)
     assert same_bits(weights_of(whole), weights_of(resumed))
     assert outcome(whole) == outcome(resumed)
@@ -116,8 +125,12 @@ def test_what_a_result_says(make_graph: MakeGraph, tmp_path: Path) -> None:
     assert 0 < result.privacy["epsilon"] <= 20
     assert result.privacy["releases"] == result.config.rounds
     assert {row["train_loss"] for row in result.rounds} == {None}
+    assert result.advice is None  # more rounds need more noise
     assert "outside this guarantee" in result.summary()
-    assert "epsilon at delta" in (tmp_path / "run/report.html").read_text()
+    page = (tmp_path / "run/report.html").read_text()
+    assert "epsilon at delta" in page
+    assert "chosen by validation" not in page
+    assert WITHHELD not in " ".join(result.summary().split())  # a simulation has scores
     assert go(make_graph(60)).privacy is None
 
 
@@ -137,27 +150,27 @@ def test_some_silos_in_a_round_cost_as_much_as_all(make_graph: MakeGraph) -> Non
 
 REFUSED: list[tuple[dict[str, Any], list[str]]] = [
     *(
-        ({"method": name}, ["method", "dp_unit"])
+        ({"method": name}, ["method", "dp_epsilon"])
         for name, method in METHODS.items()
         if not method.clips_updates
         and method.evaluate.copies
         and name not in ("fedgnn", "fesog", "fedmf")  # of ratings
     ),
-    ({"selector": "oort"}, ["selector", "dp_unit"]),
-    ({"aggregator": "median"}, ["aggregator", "dp_unit"]),
-    ({"weights_as": "int4"}, ["weights_as", "weight_rows", "dp_unit"]),
-    ({"weight_rows": "used"}, ["weights_as", "weight_rows", "dp_unit"]),
-    ({"normalize": "standard"}, ["normalize", "dp_unit"]),
-    ({"edge_weights": "scale"}, ["edge_weights", "dp_unit"]),
-    ({"feature_drift": True}, ["feature_drift", "dp_unit"]),
-    ({"class_weight": "balanced"}, ["class_weight", "dp_unit"]),
-    ({"collect": 0.5}, ["collect", "dp_unit"]),
-    ({"local_bias": True}, ["local_bias", "dp_unit"]),
-    ({"patience": 2}, ["patience", "dp_unit"]),
-    ({"target": "accuracy=0.9"}, ["target", "dp_unit"]),
-    ({"max_seconds": 5.0}, ["max_seconds", "dp_unit"]),
-    ({"evaluate_clients": "participants"}, ["evaluate_clients", "dp_unit"]),
-    ({"workers": 2}, ["dp_unit", "workers"]),
+    ({"selector": "oort"}, ["selector", "dp_epsilon"]),
+    ({"aggregator": "median"}, ["aggregator", "dp_epsilon"]),
+    ({"weights_as": "int4"}, ["weights_as", "weight_rows", "dp_epsilon"]),
+    ({"weight_rows": "used"}, ["weights_as", "weight_rows", "dp_epsilon"]),
+    ({"normalize": "standard"}, ["normalize", "dp_epsilon"]),
+    ({"edge_weights": "scale"}, ["edge_weights", "dp_epsilon"]),
+    ({"feature_drift": True}, ["feature_drift", "dp_epsilon"]),
+    ({"class_weight": "balanced"}, ["class_weight", "dp_epsilon"]),
+    ({"collect": 0.5}, ["collect", "dp_epsilon"]),
+    ({"local_bias": True}, ["local_bias", "dp_epsilon"]),
+    ({"patience": 2}, ["patience", "dp_epsilon"]),
+    ({"target": "accuracy=0.9"}, ["target", "dp_epsilon"]),
+    ({"max_seconds": 5.0}, ["max_seconds", "dp_epsilon"]),
+    ({"evaluate_clients": "participants"}, ["evaluate_clients", "dp_epsilon"]),
+    ({"workers": 2}, ["dp_epsilon", "workers"]),
 ]
 
 
@@ -169,46 +182,94 @@ def test_what_is_outside_the_guarantee_is_refused(
         go(make_graph(60), **(DP | options))
 
 
-@pytest.mark.parametrize("missing", ["dp_epsilon", "dp_delta", "dp_unit"])
+@pytest.mark.parametrize("missing", ["dp_epsilon", "dp_delta"])
 def test_a_missing_option_is_named(missing: str, make_graph: MakeGraph) -> None:
     options = {name: value for name, value in DP.items() if name != missing}
     with raises_code(ConfigError, "missing-option", option=missing):
         go(make_graph(60), **options)
 
 
+def test_the_unit_is_a_silo_unless_another_is_given(make_graph: MakeGraph) -> None:
+    options = {name: value for name, value in DP.items() if name != "dp_unit"}
+    graph = make_graph(60)
+    result = go(graph, **options)
+    assert result.config.dp_unit == "silo"
+    assert same_bits(weights_of(result), weights_of(go(graph, **DP)))
+    for alone in ("dp_unit", "dp_clip", "dp_degree"):
+        with raises_code(ConfigError, "missing-option", option="dp_epsilon"):
+            go(graph, **{alone: "node" if alone == "dp_unit" else 2})
+
+
 def test_a_reply_without_noise_is_refused(make_graph: MakeGraph) -> None:
     """Whatever a method declares: a silo would not send it."""
     setup = prepare(make_config(FAST | DP), make_graph(60))
     inbox = to_payload(GlobalModel(first_weights(setup)))
-    with pytest.raises(ProtocolError):
+    with raises_code(PolicyError, "refused-by-policy", rule="differential privacy"):
         setup.federation.call(train, inbox, what=Kind.WEIGHTS, key=Key.of(0))
+
+
+# --- A clip that adapts --------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("without_noise")
+def test_the_clip_of_each_round_follows_the_share_of_the_round_before(
+    make_graph: MakeGraph,
+) -> None:
+    """Andrew et al. 2021, algorithm 1, from the clip that was given."""
+    options = DP | {"dp_clip": 0.05, "dp_clip_quantile": 0.5, "rounds": 40}
+    rows = go(make_graph(60), **options).rounds
+    clips, shares = (
+        [float(row[f"fact_{name}"] or 0) for row in rows] for name in ("clip", "share_within_clip")
+    )
+    assert clips[0] == 0.05
+    assert shares[0] == 0  # all updates are longer
+    for clip, share, following in zip(clips, shares, clips[1:], strict=False):
+        assert following == pytest.approx(clip * math.exp(-0.2 * (share - 0.5)))
+    assert set(shares) <= {n / 4 for n in range(5)} | {n / 3 for n in range(4)}
+    assert shares[-1] > 0  # it has come to the norms
+
+
+def test_an_adapting_clip_costs_the_same_and_is_reported(
+    make_graph: MakeGraph, tmp_path: Path
+) -> None:
+    graph, quantile = make_graph(60), {"dp_clip_quantile": 0.5}
+    fixed, adapting = go(graph, **DP), go(graph, **DP, **quantile, out=str(tmp_path / "run"))
+    assert fixed.privacy is not None
+    assert adapting.privacy == fixed.privacy | {"clip_quantile": 0.5}
+    assert not any(name.startswith("fact_") for name in fixed.rounds[0])
+    assert "share within clip" in (tmp_path / "run/report.html").read_text()
+
+
+def test_the_noise_of_the_share_is_that_of_the_closed_form() -> None:
+    """2 z silos for a release, as sigma_b of the paper; see `silograph.federation.privacy`."""
+    privacy, silos = UpdatePrivacy("silo", 4.0, 1e-5, 2.0, 3.0, 10, quantile=0.5), 2000
+    noise, ids = SimulatedNoise(privacy, secure=False), [str(n) for n in range(silos)]
+    reply: Payload = {"within_clip": Stacked(torch.zeros(silos, dtype=torch.int64))}
+    words = noise.add(reply, ids, Key.of(1), silos)["within_clip"].t
+    shares = np.array([share_within(int(word), 1) - 0.5 for word in words])
+    assert shares.std() == pytest.approx(2 * 3.0, rel=5 / math.sqrt(2 * silos))
+
+
+@pytest.mark.parametrize("clip", [math.nan, math.inf, 0.0, -1.0, 2.0**65, 2.0**-65])
+def test_a_silo_refuses_a_clip_that_is_none(clip: float, make_graph: MakeGraph) -> None:
+    setup = prepare(make_config(FAST | DP | {"dp_clip_quantile": 0.5}), make_graph(60))
+    specs = specs_of(ModelToUpdate, setup.method_config)
+    weights, extent = first_weights(setup), Extent(1, torch.float64, {})
+    inbox = to_payload(ModelToUpdate(weights, torch.tensor(1.0, dtype=torch.float64)))
+    check_against(inbox, specs, extent, "inbox", finite=True)
+    inbox["clip"] = Shared(torch.tensor(clip, dtype=torch.float64))
+    with raises_code(ProtocolError, "field-out-of-bounds", field="clip"):
+        check_against(inbox, specs, extent, "inbox", finite=True)
+    # Nor does a silo take one that the server has no business to send.
+    setup = prepare(make_config(FAST | DP), make_graph(60))
+    with raises_code(ProtocolError, "field-out-of-bounds", field="clip"):
+        check_against(inbox, specs_of(ModelToUpdate, setup.method_config), extent, "inbox")
 
 
 # --- An attack -----------------------------------------------------------------------------------
 
 
 TRIALS = 1500
-CERTAINTY = 0.95
-
-
-def lower_bound(members: np.ndarray, others: np.ndarray, delta: float) -> float:
-    """Return a lower bound of epsilon from scores of two hypotheses, by Clopper-Pearson.
-
-    Jagielski, Ullman and Oprea, "Auditing differentially private machine learning: how private is
-    private SGD?", NeurIPS 2020. The threshold is chosen on one half, and judged on the other.
-    """
-
-    def bound(threshold: float, part: slice) -> float:
-        hits, misses = (members[part] > threshold).sum(), (others[part] > threshold).sum()
-        count, tail = len(members[part]), (1 - CERTAINTY) / 2
-        least = beta.ppf(tail, hits, count - hits + 1) if hits else 0.0
-        most = beta.ppf(1 - tail, misses + 1, count - misses) if misses < count else 1.0
-        return math.log(max(least - delta, 1e-12) / most)
-
-    half = len(members) // 2
-    candidates = np.quantile(np.concatenate([members[:half], others[:half]]), np.linspace(0, 1, 99))
-    best = max(candidates, key=lambda threshold: bound(threshold, slice(None, half)))
-    return bound(best, slice(half, None))
 
 
 def canary_update(graph: Any, privacy: dict[str, Any]) -> tuple[Any, UpdatePrivacy]:

@@ -153,7 +153,7 @@ def test_the_process_of_the_command_reads_no_client(
 def test_a_run_may_name_the_cut_that_its_shards_have(make_graph: MakeGraph, tmp_path: Path) -> None:
     shards = shard(make_graph(), **CUT, out=str(tmp_path / "shards"))
     folder = str(shards.clients.folder)
-    plain, named = (sg.run(folder, rounds=1, **cut) for cut in ({}, {"partition": "random"}))
+    plain, named = sg.run(folder, rounds=1), sg.run(folder, rounds=1, partition="random")
     assert same_bits(weights_of(named), weights_of(plain))
 
 

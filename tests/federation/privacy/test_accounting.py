@@ -8,12 +8,14 @@ pytest.importorskip("dp_accounting")
 
 import dp_accounting
 import dp_accounting.pld
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from scipy.optimize import brentq
 from scipy.stats import norm
 
 from mistakes import raises_code
 from silograph.core.errors import ConfigError
-from silograph.federation.privacy.accounting import epsilon_of, noise_multiplier_for
+from silograph.federation.privacy.accounting import epsilon_left, epsilon_of, noise_multiplier_for
 
 
 def exact_epsilon(multiplier: float, releases: int, delta: float) -> float:
@@ -81,3 +83,25 @@ def test_the_multiplier_is_the_least_that_keeps_the_promise(epsilon: float, rele
 def test_more_noise_than_can_be_used_is_refused() -> None:
     with raises_code(ConfigError, "option-value", option="dp_epsilon"):
         noise_multiplier_for(1e-4, 1e-9, 10_000)
+
+
+@given(st.floats(0.5, 20.0), st.floats(0.5, 20.0), st.sampled_from([1e-5, 1e-3]))
+@settings(max_examples=20, deadline=None)
+def test_a_run_of_what_is_left_fits_and_a_larger_one_does_not(
+    allowed: float, first: float, delta: float
+) -> None:
+    spent = {noise_multiplier_for(first, delta, 7): 7, 40.0: 3}
+    left = epsilon_left(spent, allowed, delta)
+    if left == 0:
+        assert epsilon_of(spent, delta) > allowed * 0.99  # multipliers are rounded up
+        return
+    for rounds in (1, 30):  # however many releases the run has
+        for factor, fits in ((0.999, True), (1.05, False)):
+            multiplier = noise_multiplier_for(left * factor, delta, rounds)
+            assert (epsilon_of(spent | {multiplier: rounds}, delta) <= allowed) is fits
+    assert left > 0.99 * (allowed - epsilon_of(spent, delta))
+
+
+def test_without_charges_all_is_left() -> None:
+    assert epsilon_left({}, 8.0, 1e-5) == 8.0
+    assert epsilon_left({0.5: 10}, 8.0, 1e-5) == 0.0

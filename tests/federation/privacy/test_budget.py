@@ -18,7 +18,6 @@ import torch
 
 from mistakes import raises_code
 from silograph.core.errors import CheckpointError, PolicyError, ProtocolError
-from silograph.core.key import Key
 from silograph.core.kinds import Kind
 from silograph.core.payload import Shared, Stacked
 from silograph.evaluation.evaluate import judge_server
@@ -28,12 +27,13 @@ from silograph.federation.privacy.budget import (
     CHARGED,
     LEDGER,
     SECRET,
+    BudgetUse,
+    PrivacyBudget,
     PrivacyLedger,
     read_or_make_secret,
 )
-from silograph.federation.privacy.release import shares_of
+from silograph.federation.privacy.release import check_release, shares_of
 from silograph.federation.privacy.updates import CLIP_UNITS, UpdatePrivacy
-from silograph.federation.program import Call
 from silograph.federation.session.private_reply import PrivateReplies
 from silograph.methods.clipped_updates import train_clipped
 from silograph.methods.local_training import begin
@@ -77,7 +77,7 @@ def test_the_same_request_gets_the_same_reply_and_is_charged_once(tmp_path: Path
     assert lines[0]["releases"] == 1
 
 
-@pytest.mark.parametrize("other", ["request", "reply", "round", "run", "secret"])
+@pytest.mark.parametrize("other", ["request", "clip", "reply", "round", "run", "secret"])
 def test_two_unlike_requests_cancel_nothing(other: str, tmp_path: Path) -> None:
     """Their noise is independent, so the difference has twice the variance; both are charged."""
     one = replies(tmp_path).with_noise(ENVELOPE, request(1), REPLY)
@@ -85,7 +85,8 @@ def test_two_unlike_requests_cancel_nothing(other: str, tmp_path: Path) -> None:
         (tmp_path / SECRET).unlink()
     theirs = replies(tmp_path, "run 2" if other == "run" else "run").with_noise(
         Envelope("train_clipped", Kind.WEIGHTS, 2, 0) if other == "round" else ENVELOPE,
-        request(2 if other == "request" else 1),
+        request(2 if other == "request" else 1)
+        | ({"clip": Shared(torch.tensor(2.0))} if other == "clip" else {}),
         {"update/w": Stacked(REPLY["update/w"].t + 1)} if other == "reply" else REPLY,
     )
     difference = (one["update/w"].t - theirs["update/w"].t).double() / CLIP_UNITS
@@ -261,20 +262,19 @@ def test_noise_of_a_sum_over_fewer_silos_is_used_once(tmp_path: Path) -> None:
 # --- What may leave ------------------------------------------------------------------------------
 
 
-def test_a_silo_sends_nothing_but_noised_sums_and_zeros(tmp_path: Path) -> None:
+def test_a_silo_sends_nothing_but_noised_sums_and_zeros() -> None:
     """Whatever an op returns: the silo leaves the run before such a reply."""
-    own = replies(tmp_path)
-    train = Call(train_clipped, Kind.WEIGHTS, Key.of(0))
-    judge = Call(judge_server, Kind.EVALUATION, Key.of(0))
-    begin_run = Call(begin, Kind.CONTROL, Key.of(0))
     zeros, ones = ({"val.nodes": Stacked(torch.full((1,), n))} for n in (0, 1))
-    own.check_leaves(train, REPLY)
-    own.check_leaves(judge, zeros)
-    own.check_leaves(begin_run, {})
-    for call, reply in ((judge, ones), (begin_run, zeros), (begin_run, ones)):
+    check_release(train_clipped, Kind.WEIGHTS, REPLY)
+    check_release(judge_server, Kind.EVALUATION, zeros)
+    check_release(begin, Kind.CONTROL, {})
+    for op, kind, reply in (
+        (judge_server, Kind.EVALUATION, ones),
+        (begin, Kind.CONTROL, zeros),
+        (begin, Kind.CONTROL, ones),
+    ):
         with raises_code(PolicyError, "refused-by-policy", rule="differential privacy"):
-            own.check_leaves(call, reply)
-    assert charges(tmp_path) == 0
+            check_release(op, kind, reply)
 
 
 def test_runs_that_hide_silos_count_for_nodes(tmp_path: Path) -> None:
@@ -287,3 +287,29 @@ def test_runs_that_hide_silos_count_for_nodes(tmp_path: Path) -> None:
     expected = epsilon_of({multiplier: PRIVACY.releases, multiplier / 2: 1}, 1e-5)
     assert own.epsilon_of_all_runs(1e-5) == expected
     assert replies(tmp_path, "run 3").epsilon_of_all_runs(1e-5) < expected
+
+
+# --- What is left --------------------------------------------------------------------------------
+
+
+def test_what_is_left_counts_the_charges_of_all_runs(tmp_path: Path) -> None:
+    budget = PrivacyBudget(epsilon=8.0, delta=1e-6)
+    assert PrivacyLedger(tmp_path).use_of(budget) == BudgetUse(
+        unit="silo", delta=1e-6, allowed=8.0, spent=0.0, left=8.0, runs=0
+    )
+    own, lines = replies(tmp_path, "run 1"), list[Any]()
+    for number in range(3):
+        own.with_noise(ENVELOPE, request(number), REPLY)
+    ledger, secret = PrivacyLedger(tmp_path), read_or_make_secret(tmp_path)
+    wider = replace(PRIVACY, noise_multiplier=6.0)
+    own = PrivateReplies(wider, ledger, secret, "run 2", lines.append, budget)
+    own.with_noise(ENVELOPE, request(1), REPLY)
+    use = PrivacyLedger(tmp_path).use_of(budget)
+    # At the budget's delta, not at that of the runs, and by what was charged alone.
+    assert use.spent == epsilon_of({3.0: 3, 6.0: 1}, 1e-6)
+    assert (use.runs, use.allowed) == (2, 8.0)
+    assert 8.0 - use.spent < use.left < 8.0
+    assert lines[-1]["budget"] == own.spent()["budget"] == dataclasses.asdict(use)
+    assert "budget" not in replies(tmp_path, "run 3").spent()
+    of_nodes = PrivacyLedger(tmp_path).use_of(replace(budget, unit="node"))
+    assert of_nodes.spent == epsilon_of({1.5: 3, 3.0: 1}, 1e-6)

@@ -118,6 +118,23 @@ def test_folders_of_a_cut_give_its_blocks(
     assert all(silo.class_names == graph.class_names for silo in silos.members)
 
 
+@pytest.mark.law(sample=3)
+@pytest.mark.parametrize("kind", GRAPHS)
+def test_folders_without_cross_edges_have_all_else(
+    make_graph: MakeGraph, tmp_path: Path, kind: str, format: str
+) -> None:
+    graph = GRAPHS[kind](make_graph)
+    given = graph, cut_of(graph), drawn_split(graph)
+    write_silos(tmp_path / "with", *given, format=format)
+    write_silos(tmp_path / "without", *given, format=format, cross_edges=False)
+    connected, alone = (read_silos(tmp_path / name).members for name in ("with", "without"))
+    assert any(len(silo.cross.row) for silo in connected)
+    for silo, other in zip(connected, alone, strict=True):
+        assert len(other.cross.row) == len(other.cross.silo) == 0
+        expected = replace(other, cross=silo.cross)
+        assert silo_fingerprint(expected) == silo_fingerprint(silo)
+
+
 @pytest.mark.parametrize(("format", "sparse"), [("csv", False), ("npz", False), ("npz", True)])
 def test_names_of_features_stay(
     make_graph: MakeGraph, tmp_path: Path, format: str, sparse: bool

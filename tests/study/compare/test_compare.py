@@ -443,6 +443,9 @@ def test_runs_that_were_still_improving_are_told(compared: Comparison) -> None:
             line["best_round"] = 3
     (note,) = [n for n in replace(compared, lines=tuple(lines)).notes if "still improving" in n]
     assert note.endswith("raise --rounds (fedopt in 2 of 4 runs)")
+    private = [line | {"config": line["config"] | {"dp_epsilon": 8.0}} for line in lines]
+    known = replace(compared, lines=tuple(private))
+    assert not any("still improving" in note for note in known.notes)  # the last round is given
     early = replace(compared, lines=tuple(line | {"rounds": 2, "best_round": 2} for line in lines))
     assert not any("still improving" in note for note in early.notes)  # stopped by a limit
 

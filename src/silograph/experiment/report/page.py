@@ -33,6 +33,7 @@ from silograph.experiment.report.reading import (
     units_of,
 )
 from silograph.experiment.result_files import CONFIG, FACT, KNOB, REPORT, VIRTUAL, Row
+from silograph.federation.privacy.budget import BudgetUse
 from silograph.task.metric_table import LOSS, Metric, metric_of, reported, title_of
 
 # --- config table --------------------------------------------------------------------------------
@@ -521,6 +522,9 @@ def state_of(run: RunRecord) -> str:
 
 def chosen_of(run: RunRecord) -> str:
     """Return how the best round is chosen, as a sentence."""
+    if run.is_private:
+        text = "With differential privacy the last round is the result, not one chosen by scores."
+        return f"{text} {run.withheld}" if run.withheld else text
     if not run.by_validation:
         if run.result is not None and run.result["val"]["uncut"] is not None:
             return "The last round is reported: no client sent validation counts to choose by."
@@ -699,7 +703,7 @@ def silo_page(about: Mapping[str, Any]) -> str:
     metric_names = sorted(
         reported(names, about["metric"]), key=lambda name: name != about["metric"]
     )
-    config = about["config"]
+    config, budget = about["config"], (about["privacy"] or {}).get("budget")
     return (
         environment()
         .get_template("silo.html")
@@ -712,6 +716,7 @@ def silo_page(about: Mapping[str, Any]) -> str:
             means=means_of([about["seen"]]),
             decisions=decision_figure(about.get("decisions")),
             threshold=about.get("threshold"),
+            budget=None if budget is None else BudgetUse(**budget),
             settings={
                 n: (text_of(config[n]), FIELDS[n].metadata["help"])
                 for n in FIELDS

@@ -36,11 +36,15 @@ from silograph.experiment.result_files import (
     read_json,
     read_rounds,
 )
-from silograph.experiment.terminal_table import better_untrained_text
+from silograph.experiment.terminal_table import better_personalized_text, better_untrained_text
 from silograph.task.metric_table import LOSS, METRICS, Metric, metric_of, reported
 
 VIEWS = ("server", "uncut", "personalized")
 SEARCH = "tune.json"  # says that a folder is that of a search
+WITHHELD = (
+    "Scores, losses and figures of work are withheld because of differential privacy: each silo "
+    "scores the model for itself, in its own result."
+)
 # Of run.json.
 NEEDED = ("config", "given", "method", "versions", "model", "metrics", "dataset", "partition_hash")
 
@@ -131,8 +135,20 @@ class RunRecord:
         return str(self.about["method"]["seen"])
 
     @property
+    def is_private(self) -> bool:
+        """Whether the run has differential privacy; results of older versions do not say."""
+        return self.about["config"].get("dp_epsilon") is not None
+
+    @property
+    def withheld(self) -> str | None:
+        """Why silos send no scores, in a sentence; None where they do, or a simulation has them."""
+        return WITHHELD if self.is_private and self.cut is None else None
+
+    @property
     def by_validation(self) -> bool:
-        """Whether there are validation scores to pick the round by."""
+        """Whether validation scores pick the round."""
+        if self.is_private:
+            return False
         return any(row[f"val_{self.judge}_{self.metric.name}"] is not None for row in self.rows)
 
     @property
@@ -185,6 +201,14 @@ class RunRecord:
         at_silos = first | {n: s for n, s in self.untrained.items() if n != ALL_BIASES}
         scores = self.scores("test").get(self.judge)
         return better_untrained_text(self.metric, self.judge, scores, at_silos)
+
+    @property
+    def better_personalized(self) -> str | None:
+        """One line about clients whose own models are better than the server's; None elsewhere."""
+        scores = self.scores("test")
+        return better_personalized_text(
+            self.metric, self.judge, scores.get("server"), scores.get("personalized")
+        )
 
     @property
     def total_bytes(self) -> int:

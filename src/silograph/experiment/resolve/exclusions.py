@@ -825,10 +825,10 @@ def exclusions_of_model(
         )
     shares = isinstance(model, RatingBiases | RatingProfiles) and model.shared != "none"
     yield (
-        config.dp_unit is not None and shares,
-        "expected model.shared=none for dp_unit, which does not cover sums of single users and "
+        config.dp_epsilon is not None and shares,
+        "expected model.shared=none for dp_epsilon, which does not cover sums of single users and "
         "items: leave one of them out",
-        ("model.shared", "dp_unit"),
+        ("model.shared", "dp_epsilon"),
     )
     yield (
         config.secure_aggregation and shares,

@@ -1,8 +1,9 @@
 """Differential privacy of a run: its settings, its noise, and what cannot have the guarantee."""
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 from silograph.aggregation.aggregators import MEAN
 from silograph.core.config import RunConfig
@@ -12,15 +13,16 @@ from silograph.core.setting_values import BALANCED, SentWeights
 from silograph.experiment.resolve.parts import Parts
 from silograph.federation.privacy.accounting import noise_multiplier_for
 from silograph.federation.privacy.discrete_gaussian import MOST_SIGMA
-from silograph.federation.privacy.node_sensitivity import most_changed_subgraphs
 from silograph.federation.privacy.updates import UpdatePrivacy
 from silograph.methods import METHODS
+from silograph.nn.bounded_subgraphs import most_changed_subgraphs
 from silograph.selection.round_robin import ROUND_ROBIN
 
 CLIP, DEGREE = 1.0, 3
 NODE_MODELS = "gcn", "sage"
 ROUNDS_FOR_A_SPARE = 10
-NEEDED = ("dp_epsilon", "dp_delta", "dp_unit")
+NEEDED = ("dp_epsilon", "dp_delta")
+OPTIONS = (*NEEDED, "dp_unit", "dp_clip", "dp_clip_quantile", "dp_degree")
 Exclusion = tuple[bool, str, tuple[str, ...]]
 
 
@@ -30,22 +32,31 @@ def has_privacy(config: RunConfig) -> bool:
     Raises:
         ConfigError: some of its options are missing.
     """
-    values = {name: getattr(config, name) for name in (*NEEDED, "dp_clip", "dp_degree")}
+    values = {name: getattr(config, name) for name in OPTIONS}
     if all(value is None for value in values.values()):
         return False
     for name in NEEDED:
         if values[name] is None:
             raise ConfigError(
-                f"expected {', '.join(NEEDED)} together for differential privacy, got none of "
-                f"{name}: give all three, or none",
+                f"expected {' and '.join(NEEDED)} together for differential privacy, got no "
+                f"{name}: give both, or no option of differential privacy",
                 **mistake("missing-option", name),
             )
     return True
 
 
-def clip_of(config: RunConfig) -> float | None:
-    """Return the clip of a run, None without differential privacy."""
-    return (config.dp_clip or CLIP) if config.dp_unit is not None else None
+def privacy_defaults(config: RunConfig) -> dict[str, Any]:
+    """Return the options of differential privacy with their defaults; None where they do nothing.
+
+    The unit is a silo unless another one is given: that hides the most.
+    """
+    is_private = config.dp_epsilon is not None
+    is_node = config.dp_unit == "node"
+    return {
+        "dp_unit": (config.dp_unit or "silo") if is_private else None,
+        "dp_clip": (config.dp_clip or CLIP) if is_private else None,
+        "dp_degree": (config.dp_degree or DEGREE) if is_node else None,
+    }
 
 
 def spare_releases(config: ResolvedConfig) -> int:
@@ -55,11 +66,6 @@ def spare_releases(config: ResolvedConfig) -> int:
     released anew: once for every ten rounds. Without secure aggregation a silo repeats its reply.
     """
     return math.ceil(config.rounds / ROUNDS_FOR_A_SPARE) if config.secure_aggregation else 0
-
-
-def degree_of(config: RunConfig) -> int | None:
-    """Return how many edges of a node are sampled, None unless nodes are the unit."""
-    return (config.dp_degree or DEGREE) if config.dp_unit == "node" else None
 
 
 def privacy_of(config: ResolvedConfig) -> UpdatePrivacy | None:
@@ -72,10 +78,10 @@ def privacy_of(config: ResolvedConfig) -> UpdatePrivacy | None:
         ConfigError: no noise of a useful size is enough, the accountant is not installed, or the
             unit is a node and the model is not for it.
     """
-    if config.dp_unit is None:
+    if config.dp_epsilon is None:
         return None
-    assert config.dp_epsilon is not None  # see `has_privacy`
-    assert config.dp_delta is not None
+    assert config.dp_delta is not None  # see `has_privacy`
+    assert config.dp_unit is not None  # see `privacy_defaults`
     assert config.dp_clip is not None
     releases = config.rounds + spare_releases(config)
     privacy = UpdatePrivacy(
@@ -85,6 +91,7 @@ def privacy_of(config: ResolvedConfig) -> UpdatePrivacy | None:
         clip=config.dp_clip,
         noise_multiplier=noise_multiplier_for(config.dp_epsilon, config.dp_delta, releases),
         releases=releases,
+        quantile=config.dp_clip_quantile,
     )
     return privacy if config.dp_unit == "silo" else _of_nodes(config, privacy)
 
@@ -97,7 +104,7 @@ def _of_nodes(config: ResolvedConfig, privacy: UpdatePrivacy) -> UpdatePrivacy:
             f"{config.model}: use one of them, or dp_unit=silo",
             **mistake("conflicting-options", ["model", "dp_unit"]),
         )
-    assert config.dp_degree is not None  # see `degree_of`
+    assert config.dp_degree is not None  # see `privacy_defaults`
     sensitivity = 2 * most_changed_subgraphs(config.dp_degree, config.layers)
     privacy = replace(privacy, sensitivity=sensitivity, degree=config.dp_degree, hops=config.layers)
     if privacy.sigma() > MOST_SIGMA:
@@ -112,7 +119,7 @@ def _of_nodes(config: ResolvedConfig, privacy: UpdatePrivacy) -> UpdatePrivacy:
 
 def exclusions_of_privacy(config: RunConfig, parts: Parts) -> Iterator[Exclusion]:
     """Yield what would let anything leave besides clipped sums with noise."""
-    method, selector, what = parts.method.part, parts.selector.part, "dp_unit"
+    method, selector, what = parts.method.part, parts.selector.part, "dp_epsilon"
     yield (
         not method.clips_updates,
         f"expected a method whose rounds are one sum of clipped updates for {what}, got "
@@ -138,53 +145,7 @@ def exclusions_of_privacy(config: RunConfig, parts: Parts) -> Iterator[Exclusion
         f"got weights_as={config.weights_as} weight_rows={config.weight_rows}: leave them out",
         ("weights_as", "weight_rows", what),
     )
-    for name, is_given in _leaking_options(config).items():
-        yield (
-            is_given,
-            f"expected no {name}={getattr(config, name)} for {what}: it would send or use figures "
-            f"of silos without noise; leave {name} out",
-            (name, what),
-        )
-    if config.dp_unit != "node":
-        yield (
-            config.dp_degree is not None,
-            f"expected no dp_degree={config.dp_degree} for {what}={config.dp_unit}: leave it out, "
-            f"or use {what}=node",
-            ("dp_degree", what),
-        )
-        return
-    for name, is_given in _other_steps(config).items():
-        yield (
-            is_given,
-            f"expected no {name}={getattr(config, name)} for {what}=node, whose rounds are one "
-            f"step of SGD on all training nodes along sampled edges: leave {name} out",
-            (name, what),
-        )
-    yield (
-        bool(method.needs.corrections(parts.method.options))
-        or bool(method.needs.losses(parts.method.options)),
-        f"expected a method without terms of its own in each step for {what}=node, got "
-        f"{method.name}: use fedavg or fedopt",
-        ("method", what),
-    )
-
-
-def _other_steps(config: RunConfig) -> Mapping[str, bool]:
-    """Return which options that ask for other steps than those of single nodes are given."""
-    return {
-        "optimizer": config.optimizer not in (None, "sgd"),
-        "local_epochs": config.local_epochs not in (None, 1),
-        "batch_size": config.batch_size is not None,
-        "neighbors": config.neighbors not in (None, "full"),
-        "keep_optimizer": bool(config.keep_optimizer),
-        "momentum": config.momentum > 0,
-        "directed": config.directed != "none",
-    }
-
-
-def _leaking_options(config: RunConfig) -> Mapping[str, bool]:
-    """Return which options that send or use statistics, rows or scores are given."""
-    return {
+    sends_or_uses_figures = {
         "normalize": config.normalize == "standard",
         "edge_weights": config.edge_weights == "scale",
         "feature_drift": config.feature_drift,
@@ -197,3 +158,59 @@ def _leaking_options(config: RunConfig) -> Mapping[str, bool]:
         "max_seconds": config.max_seconds is not None,
         "evaluate_clients": config.evaluate_clients == "participants",
     }
+    for name, is_given in sends_or_uses_figures.items():
+        yield (
+            is_given,
+            f"expected no {name}={getattr(config, name)} for {what}: it would send or use figures "
+            f"of silos without noise; leave {name} out",
+            (name, what),
+        )
+    if config.dp_unit != "node":
+        yield (
+            config.dp_degree is not None,
+            f"expected no dp_degree={config.dp_degree} for dp_unit=silo: leave it out, or use "
+            "dp_unit=node",
+            ("dp_degree", "dp_unit"),
+        )
+        return
+    yield (
+        config.dp_clip_quantile is not None,
+        "expected no dp_clip_quantile for dp_unit=node, where a silo has as many gradients below "
+        "the clip as it has nodes: leave it out, or use dp_unit=silo",
+        ("dp_clip_quantile", "dp_unit"),
+    )
+    mixes_nodes = {
+        "features": "degree" in config.features,
+        "normalize": config.normalize == "standard_client",
+    }
+    for name, is_given in mixes_nodes.items():
+        yield (
+            is_given,
+            f"expected no {name}={getattr(config, name)} for dp_unit=node: one node would change "
+            f"features of others, which the noise does not count; leave {name} out, or prepare "
+            "features of each node by itself",
+            (name, "dp_unit"),
+        )
+    asks_for_other_steps = {
+        "optimizer": config.optimizer not in (None, "sgd"),
+        "local_epochs": config.local_epochs not in (None, 1),
+        "batch_size": config.batch_size is not None,
+        "neighbors": config.neighbors not in (None, "full"),
+        "keep_optimizer": bool(config.keep_optimizer),
+        "momentum": config.momentum > 0,
+        "directed": config.directed != "none",
+    }
+    for name, is_given in asks_for_other_steps.items():
+        yield (
+            is_given,
+            f"expected no {name}={getattr(config, name)} for dp_unit=node, whose rounds are one "
+            f"step of SGD on all training nodes along sampled edges: leave {name} out",
+            (name, "dp_unit"),
+        )
+    yield (
+        bool(method.needs.corrections(parts.method.options))
+        or bool(method.needs.losses(parts.method.options)),
+        f"expected a method without terms of its own in each step for dp_unit=node, got "
+        f"{method.name}: use fedavg or fedopt",
+        ("method", "dp_unit"),
+    )

@@ -72,7 +72,7 @@ from silograph.experiment.resolve.parts import (
     with_default_model,
     with_model_for,
 )
-from silograph.experiment.resolve.privacy import clip_of, degree_of, privacy_of
+from silograph.experiment.resolve.privacy import privacy_defaults, privacy_of
 from silograph.experiment.resolve.run_request import (
     PENDING,
     CutGraph,
@@ -274,11 +274,11 @@ def num_workers(config: RunConfig | ResolvedConfig) -> int | None:
             "in one process: leave engine and workers out, or secure_aggregation",
             **mistake("conflicting-options", ["secure_aggregation", "workers"]),
         )
-    if (is_ray or workers not in (None, 1)) and config.dp_unit is not None:
+    if (is_ray or workers not in (None, 1)) and config.dp_epsilon is not None:
         raise ConfigError(
-            "expected a run without workers for dp_unit, as noise is added in one process: leave "
-            "engine and workers out, or dp_unit",
-            **mistake("conflicting-options", ["dp_unit", "workers"]),
+            "expected a run without workers for dp_epsilon, as noise is added in one process: "
+            "leave engine and workers out, or dp_epsilon",
+            **mistake("conflicting-options", ["dp_epsilon", "workers"]),
         )
     if isinstance(workers, int):
         return workers
@@ -540,8 +540,7 @@ def fill_defaults(config: RunConfig, parts: Parts) -> dict[str, Any]:
         "local_epochs": config.local_epochs or needs.local_epochs,
         "keep_optimizer": keep_optimizer,
         "evaluation_min_count": config.evaluation_min_count or 0,
-        "dp_clip": clip_of(config),
-        "dp_degree": degree_of(config),
+        **privacy_defaults(config),
         "speeds": (config.speeds or EQUAL) if has_clock else None,
         "links": (config.links or DEFAULT_LINKS) if has_clock else None,
         **{name: seed_of(config, name) for name in ("partition_seed", "split_seed", "init_seed")},
@@ -563,7 +562,7 @@ def scores_on_receipt(config: RunConfig, parts: Parts) -> bool:
     return (
         declared
         and not config.secure_aggregation
-        and config.dp_unit is None
+        and config.dp_epsilon is None
         and isinstance(method.evaluate, OwnGraph)
         and method.evaluate.view == "server"
         and method.own_weights is None

@@ -24,7 +24,7 @@ from silograph.evaluation.evaluate import counts_of
 from silograph.evaluation.views import means_of
 from silograph.exchange.collect import collect, local_graph
 from silograph.experiment.report import write_report
-from silograph.experiment.report.reading import size_text
+from silograph.experiment.report.reading import WITHHELD, size_text
 from silograph.experiment.resolve.data import Cut, clients_block
 from silograph.experiment.resolve.privacy import privacy_of, spare_releases
 from silograph.experiment.resolve.resolve import DTYPES
@@ -54,6 +54,7 @@ from silograph.experiment.run.snapshot import CONTROLLER, DISTANCES, STATISTICS,
 from silograph.experiment.run.trained_model import Preprocessing, TrainedModel
 from silograph.experiment.terminal_table import (
     advice_of,
+    better_personalized_text,
     better_untrained,
     better_untrained_text,
     print_number_table,
@@ -212,7 +213,9 @@ class Result:
         return self.summary()
 
     def _repr_html_(self) -> str:
-        return html_table(*self._table()) + html_lines([*self._views(), *self._lines()])
+        title, columns, rows = self._table()
+        head = html_lines([title]) if self._is_withheld else html_table(title, columns, rows)
+        return head + html_lines([*self._views(), *self._lines()])
 
     @property
     def bytes(self) -> int:
@@ -400,8 +403,11 @@ class Result:
     def print_to(self, console: Console) -> None:
         """Print the scores by view, what the run cost, and what picked the round."""
         title, columns, rows = self._table()
-        print_number_table(console, columns, rows, title)
-        console.print()
+        if self._is_withheld:
+            console.print(title)
+        else:
+            print_number_table(console, columns, rows, title)
+            console.print()
         for line in self._views():
             console.print(line, style="dim")
         for line in self._lines():
@@ -411,6 +417,11 @@ class Result:
             if self.models:
                 own = f"models of {count_of(len(self.models), 'client')}"
                 console.print(f"{own}: {Path(self.result_dir) / MODELS}", soft_wrap=True)
+
+    @property
+    def _is_withheld(self) -> bool:
+        """Whether silos of their own send no scores, because of differential privacy."""
+        return self.config.dp_epsilon is not None and self.cut is None
 
     def _table(self) -> tuple[str, list[str], list[list[str]]]:
         """Return title, columns and rows of the scores."""
@@ -447,7 +458,9 @@ class Result:
         """Yield what stands below the table: costs, and what picked the round."""
         if away := self.judged_without:
             yield f"judged without the nodes of {', '.join(away)}: away in that round"
-        if self.cut is None or self.config.evaluation_min_count > 1:
+        if self._is_withheld:
+            yield WITHHELD
+        elif self.cut is None or self.config.evaluation_min_count > 1:
             for view, numbers in self._scored_by_few().items():
                 auc = f", the AUC over {numbers['auc']}" if "auc" in numbers else ""
                 client_counts = f"{numbers['nodes']} of {self.config.clients} clients"
@@ -457,7 +470,8 @@ class Result:
         kinds = self.ledger.bytes_by_kind
         parts = ", ".join(f"{name} {size_text(size)}" for name, size in kinds.items())
         yield f"bytes: {size_text(self.bytes)} ({parts})"
-        yield self._work()
+        if not self._is_withheld:
+            yield self._work()
         if self.virtual_seconds is not None:
             clock_settings = f"speeds {self.config.speeds}, links {self.config.links}"
             yield f"virtual time: {self.virtual_seconds:,.1f} s ({clock_settings})"
@@ -493,14 +507,22 @@ class Result:
             yield f"{unused_limits} could not stop the run: there were no validation scores to read"
         if self.config.threshold is not None:
             yield threshold_line(self.config.threshold, self.threshold)
+        yield from self._notes()
+
+    def _notes(self) -> Iterator[str]:
+        """Yield what to change, or to compare with."""
         if self.advice is not None:
             yield f"note: {self.advice}"
         view = self.method.evaluate.view
         worse = better_untrained_text(
             self.metric, view, getattr(self.test, view), self._untrained_at_silos
         )
-        if worse is not None:
-            yield f"note: {worse}"
+        better = better_personalized_text(
+            self.metric, view, self.test.server, self.test.personalized
+        )
+        for note in (worse, better):
+            if note is not None:
+                yield f"note: {note}"
 
     def _privacy_lines(self) -> Iterator[str]:
         """Yield what differential privacy has cost, and what is outside its guarantee."""
@@ -519,7 +541,7 @@ class Result:
 
     def _missing_validation(self) -> str | None:
         """Return why no validation score picked the round; None where one did."""
-        if self.config.dp_unit is not None:
+        if self.config.dp_epsilon is not None:
             return "differential privacy"
         if getattr(self.val, self.method.evaluate.view) is not None:
             return None
@@ -806,14 +828,17 @@ def make_result(
 
 def _advice(setup: Setup, best: JudgedRound, rows: Sequence[Row], snapshot: Snapshot) -> str | None:
     """Return whether the number of rounds was too small or too large, None if neither."""
-    by_scores = advice_of(
-        rows,
-        setup.method.evaluate.view,
-        run_metric(setup),
-        best.round,
-        rounds=setup.config.rounds,
-        patience=setup.config.patience,
-    )
+    by_scores = None
+    # With differential privacy more rounds need more noise, and scores choose no round.
+    if setup.config.dp_epsilon is None:
+        by_scores = advice_of(
+            rows,
+            setup.method.evaluate.view,
+            run_metric(setup),
+            best.round,
+            rounds=setup.config.rounds,
+            patience=setup.config.patience,
+        )
     run_control, controller_note = make_run_control(setup), None
     if run_control is not None:
         controller, memory = run_control.controller, part_of(snapshot.state, CONTROLLER)

@@ -124,13 +124,19 @@ def judged_from_counts(
     away: tuple[str, ...],
 ) -> JudgedRound:
     """Return a round with the scores of its counts."""
-    val, test = (
-        {
-            "server": None if server is None else scores_of(setup, server, part),
-            "personalized": scores_of(setup, own, part),
-        }
-        for part in PARTS
+    # With one model for all, both views are one: its scores are computed once.
+    is_one_model = (
+        server is not None
+        and server.keys() == own.keys()
+        and all(torch.equal(t, own[name]) for name, t in server.items())
     )
+
+    def views_of(part: Part) -> ViewScores:
+        server_scores = None if server is None else scores_of(setup, server, part)
+        own_scores = server_scores if is_one_model else scores_of(setup, own, part)
+        return {"server": server_scores, "personalized": own_scores}
+
+    val, test = map(views_of, PARTS)
     return JudgedRound(t, server, own, weights, val, test, away)
 
 
@@ -185,7 +191,7 @@ def is_better(setup: Setup, new: JudgedRound, old: JudgedRound | None) -> bool:
     client in common. Of the best and the last one all clients decide in the end.
     With differential privacy it is the last round.
     """
-    if setup.config.dp_unit is not None:  # a choice by scores would be outside the guarantee
+    if setup.config.dp_epsilon is not None:  # a choice by scores would be outside the guarantee
         return True
     view = setup.method.evaluate.view
     new_scores, old_scores = new.val[view], None if old is None else old.val[view]
@@ -282,6 +288,8 @@ def _score_columns(setup: Setup, judged: JudgedRound, view_names: tuple[str, ...
 
 def progress_of(setup: Setup, row: Row) -> str:
     """Return what progress shows of a row."""
+    if setup.config.dp_epsilon is not None and setup.simulated is None:
+        return "scores withheld: differential privacy"
     metric = run_metric(setup)
     value = row[f"val_{setup.method.evaluate.view}_{metric.name}"]
     value_text = "-" if value is None else f"{value:.3f}"

@@ -62,11 +62,35 @@ def epsilon_of(releases: Mapping[float, int], delta: float) -> float:
         releases: number of releases by noise multiplier; none cost nothing.
         delta: probability that the bound does not hold.
     """
+    if not any(releases.values()):
+        return 0.0
     accountant = _new_accountant()
     for multiplier, count in sorted(releases.items()):
         if count:
             accountant.compose(_gaussian(multiplier, count))
-    return float(accountant.get_epsilon(delta)) if any(releases.values()) else 0.0
+    return float(accountant.get_epsilon(delta))
+
+
+def epsilon_left(releases: Mapping[float, int], epsilon: float, delta: float) -> float:
+    """Return the largest epsilon at delta of further releases, so that all cost at most epsilon.
+
+    Renyi divergences of Gaussian noise at order a are a n / (2 z^2) for n releases of noise
+    multiplier z. They add up, so sums of n / z^2 decide, however they are divided into releases.
+    Epsilon grows slower than these sums: what is left is more than the difference of epsilons.
+
+    Args:
+        releases: number of releases so far by noise multiplier.
+        epsilon: that all may cost.
+        delta: probability that the bound does not hold.
+    """
+    if not any(releases.values()):
+        return epsilon
+    try:
+        allowed = noise_multiplier_for(epsilon, delta, 1) ** -2
+    except ConfigError:  # even the most noise costs more
+        return 0.0
+    left = allowed - sum(count / multiplier**2 for multiplier, count in releases.items())
+    return epsilon_of({left**-0.5: 1}, delta) if left > MOST_MULTIPLIER**-2 else 0.0
 
 
 @lru_cache(maxsize=64)

@@ -10,20 +10,73 @@ noise from everything that has left.
 
 import errno
 import json
+import math
 import os
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
+from pydantic import Field
+from pydantic.dataclasses import dataclass as checked_dataclass
+
+from silograph.core.config import STRICT
 from silograph.core.errors import CheckpointError, PolicyError, mistake
 from silograph.core.files import opens_private, sync_folder
+from silograph.core.text import count_of
+from silograph.federation.privacy.accounting import epsilon_left, epsilon_of
 
 LEDGER, SECRET = "privacy.jsonl", "noise.key"
 SECRET_BYTES = 32
 # What is written of the noise of a sum besides its charge.
 CHARGED, REVEALED, USED = "charged", "revealed", "used"
+
+
+@checked_dataclass(frozen=True, config=STRICT, kw_only=True)
+class PrivacyBudget:
+    """What all runs of a silo together may cost.
+
+    Attributes:
+        epsilon: at `delta`.
+        delta: probability that the bound does not hold.
+        unit: what the runs must hide: whether the whole `silo` takes part, or a `node` of it.
+    """
+
+    epsilon: Annotated[float, Field(gt=0, allow_inf_nan=False)]
+    delta: Annotated[float, Field(gt=0, lt=1)]
+    unit: Literal["silo", "node"] = "silo"
+
+
+@checked_dataclass(frozen=True, config=STRICT, kw_only=True)
+class BudgetUse:
+    """What all runs of a silo have cost of its budget so far.
+
+    Attributes:
+        unit: what the budget is for.
+        delta: probability that the bound does not hold.
+        allowed: epsilon that all runs may cost.
+        spent: epsilon that they have cost.
+        left: epsilon that one more run may cost. It is more than the difference of the two, as
+            epsilons of runs do not add up (`silograph.federation.privacy.accounting.epsilon_left`).
+        runs: that were charged.
+    """
+
+    unit: str
+    delta: float
+    allowed: float
+    spent: float
+    left: float
+    runs: int
+
+    def __str__(self) -> str:
+        """Return one line for people."""
+        return (
+            f"epsilon {self.spent:.4g} of {self.allowed:g} at delta {self.delta:g} for a "
+            f"{self.unit} is spent by {count_of(self.runs, 'run')}, and one more run may cost up "
+            # Rounded down, as a run of this epsilon must fit.
+            f"to {math.floor(self.left * 1000) / 1000:g}"
+        )
 
 
 @dataclass(frozen=True)
@@ -137,6 +190,31 @@ class PrivacyLedger:
             if charge.event == CHARGED and charge.unit == unit:
                 by_run.setdefault(charge.run, Counter())[charge.noise_multiplier] += 1
         return by_run
+
+    def total(self, unit: str) -> Counter[float]:
+        """Return the number of charges by noise multiplier that all runs have cost a unit.
+
+        For a node also runs that hide whole silos count: with another node an update is another
+        one, which moves the sum by twice the clip. So their noise is worth half of it.
+        """
+        total = sum(self.releases(unit).values(), Counter[float]())
+        if unit == "node":
+            for multiplier, count in self.total("silo").items():
+                total[multiplier / 2] += count
+        return total
+
+    def use_of(self, budget: PrivacyBudget) -> BudgetUse:
+        """Return what all runs have cost of a budget."""
+        total, units = self.total(budget.unit), {budget.unit, "silo"}
+        runs = {c.run for c in self._charges if c.event == CHARGED and c.unit in units}
+        return BudgetUse(
+            unit=budget.unit,
+            delta=budget.delta,
+            allowed=budget.epsilon,
+            spent=epsilon_of(total, budget.delta),
+            left=epsilon_left(total, budget.epsilon, budget.delta),
+            runs=len(runs),
+        )
 
 
 def _charge_of(values: Any) -> Charge:

@@ -1,4 +1,4 @@
-"""Which replies are released with noise, and the noise of clients in one process.
+"""Which replies may leave, which of them with noise, and the noise of clients in one process.
 
 In a real federation each silo adds its own noise (`silograph.federation.session.private_reply`).
 """
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from hashlib import blake2b
 from typing import TypeVar
 
-from silograph.core.errors import ProtocolError
+from silograph.core.errors import PolicyError, mistake
 from silograph.core.key import Key
 from silograph.core.kinds import Kind
 from silograph.core.payload import Payload
@@ -28,6 +28,30 @@ def needs_noise(op: AnyOp) -> AnyOp:
 def is_noised(op: object) -> bool:
     """Whether replies of an op leave with noise."""
     return MARK in op.__dict__
+
+
+def check_release(op: Op, kind: Kind, reply: Payload, *, counts_leave: bool = False) -> None:
+    """Raise `PolicyError` for a reply that neither gets noise nor is the same whatever the data.
+
+    An op decides by its code what it returns, so this is checked of each reply: a method that
+    declares too much must not get anything past a silo.
+
+    Args:
+        op: that was called.
+        kind: of the reply.
+        reply: of the op.
+        counts_leave: whether counts of evaluation may be other than zeros. A simulation measures
+            scores outside the guarantee; a silo scores the model for itself.
+    """
+    if is_noised(op) or not reply:
+        return
+    if kind is Kind.EVALUATION and (counts_leave or not any(f.t.any() for f in reply.values())):
+        return
+    raise PolicyError(
+        f"expected replies with noise only in a run with differential privacy, got one of "
+        f"{op.__name__} without: a silo leaves the run before it sends that",
+        **mistake("refused-by-policy", "differential privacy"),
+    )
 
 
 def shares_of(silos: int, *, secure: bool) -> int:
@@ -74,17 +98,10 @@ class SimulatedNoise:
             called: number of clients of the call.
 
         Raises:
-            ProtocolError: a reply without noise that is no count of evaluation, which a silo would
-                not send.
+            PolicyError: a reply that a silo would not send; see `check_release`.
         """
-        if is_noised(op):
-            return self.add(reply, ids, key, called)
-        if reply and kind is not Kind.EVALUATION:
-            raise ProtocolError(
-                f"expected replies with noise only in a run with differential privacy, got one of "
-                f"{op.__name__} without"
-            )
-        return reply
+        check_release(op, kind, reply, counts_leave=True)
+        return self.add(reply, ids, key, called) if is_noised(op) else reply
 
     def add(self, reply: Payload, ids: Sequence[str], key: Key, called: int) -> Payload:
         """Return the reply of a block with noise.
@@ -96,8 +113,10 @@ class SimulatedNoise:
             called: number of clients of the call.
         """
         sigma = self._privacy.sigma(shares_of(called, secure=self._secure))
-        for position, name in enumerate(ids):
-            secret = key.value.to_bytes(8, "little")
-            seed = blake2b(name.encode(), digest_size=32, key=secret, person=b"silograph noise")
-            reply = add_noise(reply, position, seed.digest(), sigma)
-        return reply
+        # By name, not by position, so that bits do not depend on how clients are put into blocks.
+        secret = key.value.to_bytes(8, "little")
+        seeds = [
+            blake2b(name.encode(), digest_size=32, key=secret, person=b"silograph noise").digest()
+            for name in ids
+        ]
+        return add_noise(reply, seeds, sigma)

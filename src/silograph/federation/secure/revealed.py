@@ -99,6 +99,7 @@ class RevealedSums:
 
     def _note_unmasked(self, call: str, values: str, silos: frozenset[str]) -> None:
         for key in _keys_of(call, values):
+            # The first set stays: `check` lets no other one through.
             self._sets.setdefault(key, silos)
             self._masked.pop(key, None)  # see `check_confirmed`: of these no other one is unmasked
 
@@ -165,7 +166,8 @@ class RevealedSums:
         line = json.dumps(facts).encode() + b"\n"
         handle = os.open(self._path, os.O_WRONLY | os.O_CREAT, 0o600)
         try:
-            # What is left of a line that a crash cut short would damage the one written next.
+            # Before this line is on the disk nothing has left, so a torn one of a former process,
+            # or of a full disk, is cut off.
             os.ftruncate(handle, self._end)
             os.pwrite(handle, line, self._end)
             os.fsync(handle)  # a sum must not be forgotten once its shares have left
@@ -188,6 +190,8 @@ def allowed_silos(names: list[str], earlier: list[frozenset[str]]) -> list[str] 
         names: of the silos that are there.
         earlier: those of each earlier sum of the same values.
     """
+    # Silos refuse any set but that of the sum that they unmasked. Of several such sums the largest
+    # whose silos are all there is repeated.
     there = frozenset(names)
     if not earlier:
         return names

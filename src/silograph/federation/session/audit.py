@@ -42,6 +42,7 @@ from silograph.core.kinds import RECEIVED, Kind
 from silograph.core.payload import Payload
 from silograph.core.text import count_of
 from silograph.federation.frame import Envelope, count_sizes
+from silograph.federation.privacy.budget import BudgetUse
 from silograph.federation.program import BLANK
 from silograph.federation.session.peer import one_line
 
@@ -168,6 +169,8 @@ class AuditedRun:
         refusals: what was refused, or failed; one entry may stand for many.
         refused: how many they were.
         spent: what the run has cost of the privacy budget; None: nothing was charged.
+        budget: line of the last charge, and what all runs had cost then of the silo's budget; None:
+            it has none.
         ended: the entry that calls it over, else its last one of an end; None where it has none, as
             after a crash.
     """
@@ -182,6 +185,7 @@ class AuditedRun:
     refusals: list[AuditEntry] = field(default_factory=list)
     refused: int = 0
     spent: Mapping[str, Any] | None = None
+    budget: tuple[int, BudgetUse] | None = None
     ended: AuditEntry | None = None
 
     @property
@@ -215,6 +219,8 @@ class AuditedRun:
                     "delta": float(facts["delta"]),
                     "releases": _count(facts["releases"]),
                 }
+                if "budget" in facts:
+                    self.budget = entry.line, BudgetUse(**facts["budget"])
             case "refused":
                 self.refused += _count(facts["times"])
                 self.refusals.append(entry)
@@ -252,6 +258,12 @@ class AuditReading:
     noted: Mapping[str, int]
     signed: Mapping[int, "SignedHead"]
     heads: Sequence["SignedHead"]
+
+    @property
+    def budget(self) -> BudgetUse | None:
+        """What all runs had cost of the silo's privacy budget at the last charge."""
+        uses = [run.budget for run in self.runs if run.budget is not None]
+        return max(uses, key=lambda use: use[0])[1] if uses else None
 
 
 def read_audit(file: BinaryIO, noted_hashes: Collection[str] = ()) -> AuditReading:

@@ -16,19 +16,26 @@ other sum.
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from hashlib import blake2b
 from typing import Any
 
 from silograph.core.errors import PolicyError, ProtocolError, mistake
-from silograph.core.kinds import Kind
 from silograph.core.payload import Payload, Shared
 from silograph.core.text import count_of
 from silograph.federation.frame import Envelope
 from silograph.federation.privacy.accounting import epsilon_of
-from silograph.federation.privacy.budget import CHARGED, REVEALED, USED, Charge, PrivacyLedger
-from silograph.federation.privacy.release import is_noised, shares_of
+from silograph.federation.privacy.budget import (
+    CHARGED,
+    REVEALED,
+    USED,
+    Charge,
+    PrivacyBudget,
+    PrivacyLedger,
+)
+from silograph.federation.privacy.release import shares_of
 from silograph.federation.privacy.updates import UpdatePrivacy, add_noise, spent_facts
-from silograph.federation.program import Call, digest_of_fields
+from silograph.federation.program import digest_of_fields
 
 
 class PrivateReplies:
@@ -40,6 +47,7 @@ class PrivateReplies:
         secret: of its noise.
         run: public name of the run.
         record: writes a charge into the audit file.
+        budget: of all runs of the silo; None: it has none.
     """
 
     def __init__(
@@ -49,24 +57,11 @@ class PrivateReplies:
         secret: bytes,
         run: str,
         record: Callable[[Mapping[str, Any]], None],
+        budget: PrivacyBudget | None = None,
     ) -> None:
         self._privacy, self._ledger, self._run, self._record = privacy, ledger, run, record
+        self._budget = budget
         self._key = blake2b(run.encode(), digest_size=32, key=secret, person=b"silograph noise")
-
-    def check_leaves(self, call: Call, reply: Payload) -> None:
-        """Raise `PolicyError` for a reply that is neither noised nor the same whatever the data.
-
-        Counts of evaluation are zeros: the silo scores the model for itself.
-        """
-        if is_noised(call.op) or not reply:
-            return
-        if call.reply_kind is Kind.EVALUATION and not any(f.t.any() for f in reply.values()):
-            return
-        raise PolicyError(
-            f"expected replies with noise only in a run with differential privacy, got one of "
-            f"{call.op.__name__} without: the silo leaves the run",
-            **mistake("refused-by-policy", "differential privacy"),
-        )
 
     def with_noise(self, envelope: Envelope, inbox: Payload, reply: Payload) -> Payload:
         """Return a reply with all of the noise, once it is charged.
@@ -78,7 +73,7 @@ class PrivateReplies:
         """
         seed = self._seed(envelope, inbox, reply, 1)
         self._charge(envelope.round, seed)
-        return add_noise(reply, 0, seed, self._privacy.sigma())
+        return add_noise(reply, [seed], self._privacy.sigma())
 
     def with_share(
         self, envelope: Envelope, inbox: Payload, reply: Payload, silos: Sequence[str]
@@ -93,13 +88,15 @@ class PrivateReplies:
         """
         shares, about = shares_of(len(silos), secure=True), "\n".join(sorted(silos))
         attempt = 0
+        # Masked values that have left may be in a sum that others unmask without this silo. A
+        # second sum with the same noise would show a difference of values, so it gets new noise.
         while True:
             seed = self._seed(envelope, inbox, reply, shares, about, attempt)
             if self._may_leave(_name_of(seed)):
                 break
             attempt += 1
         self._charge(envelope.round, seed)
-        return add_noise(reply, 0, seed, self._privacy.sigma(shares)), seed
+        return add_noise(reply, [seed], self._privacy.sigma(shares)), seed
 
     def _may_leave(self, noise: str) -> bool:
         """Whether noise is new, or was revealed in sums over all silos alone."""
@@ -117,6 +114,7 @@ class PrivateReplies:
         Raises:
             ProtocolError: the noise was in another sum.
         """
+        # Written first: a process that dies in between has revealed less than it says.
         was_revealed = self._ledger.has(REVEALED, _name_of(seed))
         self._ledger.add(self._line(REVEALED if everyone else USED, number, seed))
         if was_revealed and not everyone:
@@ -129,24 +127,23 @@ class PrivateReplies:
     def epsilon_of_all_runs(self, delta: float) -> float:
         """Return what all runs cost at delta, this one counted to its end.
 
-        Charges under this run's name with another noise multiplier add to it. Of a node also what
-        runs that hide whole silos have cost: with another node an update is another one, which
-        moves the sum by twice the clip.
+        Charges under this run's name with another noise multiplier add to it.
         """
         multiplier, most = self._privacy.noise_multiplier, self._privacy.releases
-        by_run = self._ledger.releases(self._privacy.unit)
-        own = by_run.pop(self._run, Counter[float]())
-        own[multiplier] = max(own[multiplier], most)
-        total = sum(by_run.values(), own)
-        if self._privacy.unit == "node":
-            for releases in self._ledger.releases("silo").values():
-                total += Counter({scale / 2: count for scale, count in releases.items()})
+        total = self._ledger.total(self._privacy.unit)
+        total[multiplier] += max(0, most - self._charged()[multiplier])
         return epsilon_of(total, delta)
 
     def spent(self) -> dict[str, Any]:
-        """Return what the run has cost this silo so far."""
-        own = self._ledger.releases(self._privacy.unit).get(self._run, Counter[float]())
-        return spent_facts(self._privacy, own)
+        """Return what the run has cost this silo so far, and all runs of its budget."""
+        facts = spent_facts(self._privacy, self._charged())
+        if self._budget is not None:
+            facts["budget"] = asdict(self._ledger.use_of(self._budget))
+        return facts
+
+    def _charged(self) -> Counter[float]:
+        """Return the number of charges of this run by noise multiplier."""
+        return self._ledger.releases(self._privacy.unit).get(self._run, Counter[float]())
 
     def _seed(
         self,
@@ -157,13 +154,21 @@ class PrivateReplies:
         silos: str = "",
         attempt: int = 0,
     ) -> bytes:
-        """Return the seed of noise; other scales have other noise, lest a ratio show the reply."""
+        """Return the seed of noise.
+
+        It depends on the scale: noise of one seed at two scales is nearly proportional, so two
+        replies with it would show what they hide. It depends on the reply, as training need not
+        give the same bits twice, and the difference of two replies with the same noise is bare.
+        """
+        # Another request gets other noise even if the reply is the same: equal answers would show
+        # that it is. Ops with noise read fields for all clients only.
         request = {name: field for name, field in inbox.items() if isinstance(field, Shared)}
         scale = self._privacy.noise_multiplier, self._privacy.releases, shares
         about = (
             f"{envelope.op} {envelope.round} {envelope.step} {attempt} {scale}\n{silos}".encode()
         )
         seed = self._key.copy()
+        # Lengths in front, so that no two triples of parts are the same bytes.
         for part in (about, digest_of_fields(request), digest_of_fields(reply)):
             seed.update(len(part).to_bytes(8, "little") + part)
         return seed.digest()
@@ -176,9 +181,8 @@ class PrivateReplies:
         """
         if self._ledger.has(CHARGED, _name_of(seed)):
             return
-        unit, most = self._privacy.unit, self._privacy.releases
-        so_far = self._ledger.releases(unit).get(self._run, Counter[float]()).total()
-        if so_far >= most:
+        most = self._privacy.releases
+        if self._charged().total() >= most:
             raise PolicyError(
                 f"expected {count_of(most, 'release')} with noise in the run, for which "
                 f"this silo agreed to epsilon {self._privacy.epsilon:g}, got a request for one "

@@ -28,7 +28,7 @@ from silograph.federation.base import Op
 from silograph.federation.check import of_round, run_op
 from silograph.federation.frame import RESULT, Envelope, decode, encode
 from silograph.federation.matching import NONCE_BYTES, Disagreement, to_payload
-from silograph.federation.privacy.release import is_noised
+from silograph.federation.privacy.release import check_release, is_noised
 from silograph.federation.program import (
     BLANK,
     Call,
@@ -522,7 +522,7 @@ class Responder:
         answer = replace(envelope, kind=agreed_call.reply_kind)
         if prepared.private is not None:
             meter = Meter(1)  # work depends on the data
-            prepared.private.check_leaves(agreed_call, reply)
+            check_release(agreed_call.op, agreed_call.reply_kind, reply)
             if is_noised(agreed_call.op) and call.by is None:
                 reply = prepared.private.with_noise(answer, inbox, reply)
         sent_envelope, sent = answer, reply

@@ -57,6 +57,7 @@ def write_silos(
     format: str = "csv",
     secret: bytes | None = None,
     directed: bool = False,
+    cross_edges: bool = True,
 ) -> tuple[Path, ...]:
     """Write one folder for each client of a cut; see `silograph.graph.silos.read` for the format.
 
@@ -70,6 +71,8 @@ def write_silos(
         format: of the tables: csv, npz or parquet.
         secret: what silos share and the server does not know, written into every folder.
         directed: whether edges are written with their directions.
+        cross_edges: whether silos know their edges to nodes of other silos. Differential privacy
+            needs folders without.
 
     Returns:
         The silos' folders, in the order of `partition.ids`.
@@ -90,6 +93,8 @@ def write_silos(
         try:
             for name, columns in zip(folders, _tables(graph, partition, split), strict=True):
                 (making / name).mkdir(mode=0o700)
+                if CROSS in columns and not cross_edges:
+                    columns[CROSS] = {n: values[:0] for n, values in columns[CROSS].items()}
                 write_tables(making / name, columns, format, graph.feature_names)
             for name, silo in zip(folders, partition.ids, strict=True):
                 cut = f"partition_hash = {toml_value(partition.hash)}\n"

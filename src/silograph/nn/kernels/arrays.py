@@ -38,7 +38,6 @@ PLAIN_NAMES = {
     "add_slices": "sums of weights",
     "add_patched": "sums of weights in parts",
     "compare": "comparison of weights",
-    "compiled_loop": "selection of clients",
 }
 # The second event spans a compilation, or the loading of one from the cache, for each signature.
 COMPILE, COMPILER_LOCK = "numba:compile", "numba:compiler_lock"
@@ -247,7 +246,10 @@ class BegunRows(NamedTuple):
 
 
 class MaskArrays(NamedTuple):
-    """Masks and moments of all clients, in the shapes of the weights, changed in place."""
+    """Masks and moments of all clients, in the shapes of the weights, changed in place.
+
+    Moments are empty if they do not outlive the call.
+    """
 
     begun: BegunRows
     rows: Array  # (M, U, D)
@@ -331,8 +333,10 @@ class Spare(NamedTuple):
 
     start: Array  # (M, u, D), empty if there is no pull
     start_flat: Array  # (P,)
-    moments: Array  # (2, M, u, D), empty if moments are kept
+    moments: Array  # (2, M, u, D), empty if moments are kept, or are not needed: see `spare`
     moments_flat: Array  # (2, P)
+    mask_moments: Array  # the same of masks; empty without masks
+    mask_moments_flat: Array
     product: Array  # (M, u, D) products of weights and masks, empty without masks
     product_flat: Array  # (P,)
     other: Array  # see `Masking`
@@ -470,16 +474,22 @@ def scratch(
     )
 
 
-def spare(params: ParamArrays, steps: StepRule, used: int) -> Spare:
-    """Return memory for clients of at most `used` used rows."""
+def spare(params: ParamArrays, steps: StepRule, used: int, *, single_step: bool) -> Spare:
+    """Return memory for clients of at most `used` used rows, each of which takes a `single_step`.
+
+    Moments after the last step are read by nobody, so Adam's of a single step have no memory.
+    """
     (matrices, _, first), flat, dtype = params.rows.shape, params.flat.shape[1], params.rows.dtype
     masked, keeps_moments = params.masks is not None, len(params.first_flat) > 0
     pulled = steps.mu > 0 or masked
+    moment_rows = 0 if keeps_moments or (single_step and steps.adam) else used
     return Spare(
         start=np.empty((matrices, used if pulled else 0, first), dtype),
         start_flat=np.empty(flat if pulled else 0, dtype),
-        moments=np.empty((2, matrices, 0 if keeps_moments else used, first), dtype),
+        moments=np.empty((2, matrices, moment_rows, first), dtype),
         moments_flat=np.empty((2, flat), dtype),
+        mask_moments=np.empty((2, matrices, moment_rows if masked else 0, first), dtype),
+        mask_moments_flat=np.empty((2, flat if masked else 0), dtype),
         product=np.empty((matrices, used if masked else 0, first), dtype),
         product_flat=np.empty(flat if masked else 0, dtype),
         other=np.empty(max(used * first, flat) if masked else 0, dtype),

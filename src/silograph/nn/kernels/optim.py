@@ -26,7 +26,10 @@ def adam_factors(steps: StepRule, t: int) -> tuple[float, float]:
 def adam_step(
     p: Array, g: Array, m: Array, v: Array, steps: StepRule, t: int, length: float, factor: float
 ) -> None:
-    """Take step number t of Adam; its factors are those of `adam_factors`."""
+    """Take step number t of Adam; its factors are those of `adam_factors`.
+
+    The moments of a single step may be empty: nobody reads them.
+    """
     b1, b2 = p.dtype.type(steps.beta1), p.dtype.type(steps.beta2)
     # Worked out in float64: in float32 1 - 0.999 is 5e-5 off, and float32 results with it.
     c1, c2 = p.dtype.type(1 - steps.beta1), p.dtype.type(1 - steps.beta2)
@@ -34,6 +37,11 @@ def adam_step(
     size, root = p.dtype.type(length), p.dtype.type(factor)
     if t == 1:  # both moments are 0 and their corrections cancel: nothing to load, no root
         lr = p.dtype.type(steps.lr)
+        if m.shape[0] == 0:
+            for h in range(p.shape[0]):
+                grad = g[h] + decay * p[h]
+                p[h] -= lr * grad / (abs(grad) + eps)
+            return
         for h in range(p.shape[0]):
             grad = g[h] + decay * p[h]
             m[h] = c1 * grad

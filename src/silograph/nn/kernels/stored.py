@@ -460,8 +460,12 @@ def train_range(
         own, first = pointer_to(part(w, k, lo, hi)), pointer_to(part(clients.first, k, lo, hi))
         second = pointer_to(part(clients.second, k, lo, hi))
         if stay_without_data(steps):
-            find_moving_rows(first.first, second.first, steps, s.moves[0, : hi - lo])
-            find_moving_rows(first.second, second.second, steps, s.moves[1, : hi - lo])
+            moves, root_moves = s.moves[0, : hi - lo], s.moves[1, : hi - lo]
+            if steps.adam and step_counts[k] == 0:  # moments are 0, and were not yet in memory
+                moves[:], root_moves[:] = False, False
+            else:
+                find_moving_rows(first.first, second.first, steps, moves)
+                find_moving_rows(first.second, second.second, steps, root_moves)
         for j in range(batch.key.shape[0]):
             i, key = j * batch.clients + k, batch.key[j]
             if batch.off[i + 1] == batch.off[i]:

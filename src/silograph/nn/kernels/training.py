@@ -243,8 +243,7 @@ def train_client(
 def start_matrix(w: Array, base: Array, used: Array) -> None:
     """Fill a first matrix w (u, D) with the used rows (u,) of a base (F, D)."""
     for i in range(w.shape[0]):
-        for j in range(w.shape[1]):
-            w[i, j] = base[used[i], j]
+        copy(base[used[i]], w[i])
 
 
 @compiled
@@ -304,8 +303,12 @@ def masking(params: ParamArrays, k: int, lo: int, hi: int, raw: Weights, memory:
     fill_in(of.begun.first_rows, of.first_rows, lo, hi)
     fill_in(of.begun.second_rows, of.second_rows, lo, hi)
     mask = part(of.rows, of.flat[k], lo, hi)
-    m1 = part(of.first_rows, of.first_flat[k], lo, hi)
-    m2 = part(of.second_rows, of.second_flat[k], lo, hi)
+    if of.first_flat.shape[0] > 0:
+        m1 = part(of.first_rows, of.first_flat[k], lo, hi)
+        m2 = part(of.second_rows, of.second_flat[k], lo, hi)
+    else:
+        m1 = part(memory.mask_moments[0], memory.mask_moments_flat[0], ZERO, hi - lo)
+        m2 = part(memory.mask_moments[1], memory.mask_moments_flat[1], ZERO, hi - lo)
     return Masking(raw, mask, m1, m2, memory.other, of.near, of.l1, of.least)
 
 
