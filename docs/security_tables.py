@@ -224,8 +224,8 @@ def attacks_table() -> str:
             row = (*what, _share(each), limited, verdict)
             rows.setdefault(row, []).append(f"`{method}`{name.removeprefix(method)}")
     head = [
-        *("method", "attack", "what is recovered", "server", "share"),
-        *("share on the policy's terms", "allowed"),
+        *("method", "attack", "what is recovered", "server", "fraction found"),
+        *("fraction found on the policy's terms", "allowed"),
     ]
     return markdown_table(head, [["; ".join(names), *row] for row, names in rows.items()])
 

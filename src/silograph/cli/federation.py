@@ -631,7 +631,8 @@ class _AuditReport:
         reading: its content.
         head: a hash that a user has noted.
         unsigned: why the end of the file is not signed by a known key; None: it is, or nobody asks.
-        earlier: lines signed by an earlier key of the silo, which a known key has signed again.
+        lines_of_earlier_keys: lines signed by an earlier key of the silo, which a known key has
+            signed again.
         witnessed: heads of this silo, by the other silos' audit files that have them.
     """
 
@@ -639,7 +640,7 @@ class _AuditReport:
     reading: "AuditReading"
     head: str | None
     unsigned: str | None
-    earlier: list[int]
+    lines_of_earlier_keys: list[int]
     witnessed: Mapping[str, Path]
 
     @property
@@ -674,7 +675,7 @@ def _read_audit_file(file: Path, noted_hashes: Collection[str] = ()) -> "AuditRe
 
 
 def _signature_check(reading: "AuditReading", keys: Path | None) -> tuple[str | None, list[int]]:
-    """Return why the end of an audit is not signed by a key of a file, and lines of earlier keys.
+    """Return why the end is not signed by a known key or None, and the lines of earlier keys.
 
     A silo that has made a new key without a signature by the former one has lines that no key of
     the file has signed. Each signature covers all lines before it, so a later one by a known key of
@@ -692,21 +693,21 @@ def _signature_check(reading: "AuditReading", keys: Path | None) -> tuple[str | 
     if not reading.signed:
         return "no line is signed", []
     last = max(reading.signed)
-    signer, earlier = reading.signed[last], list[int]()
+    signer, lines_of_earlier_keys = reading.signed[last], list[int]()
     for line, signed in reading.signed.items():
         if (signed.name, signed.public) in known:
             continue
         if signed.name != signer.name or (signer.name, signer.public) not in known:
             return (
-                f"line {line} is signed by a key that {keys} does not have for {signed.name}; if "
-                "it has made a new key since, the next run that it agrees to is signed by that one"
+                f"line {line} is signed by a key of {signed.name} that is not in {keys}: add that "
+                "key, or, if the silo has a new key, audit again after its next run"
             ), []
-        earlier.append(line)
+        lines_of_earlier_keys.append(line)
     if last < reading.lines:
         return (
             f"{count_of(reading.lines - last, 'line')} after the last signature in line {last}"
-        ), earlier
-    return None, earlier
+        ), lines_of_earlier_keys
+    return None, lines_of_earlier_keys
 
 
 def _wrap_line(line: str, width: int) -> str:
@@ -731,7 +732,7 @@ def _facts(report: _AuditReport) -> dict[str, Any]:
             for line, each in reading.signed.items()
         ],
         "unsigned": report.unsigned,
-        "signed_by_earlier_keys": report.earlier,
+        "signed_by_earlier_keys": report.lines_of_earlier_keys,
         "witnessed": [
             {"head": each, "file": str(path), "line": reading.noted.get(each)}
             for each, path in report.witnessed.items()
@@ -796,8 +797,8 @@ def _lines_of_signatures(report: _AuditReport) -> Iterator[str]:
         key = f"version {signed.version} of the key of {signed.name}, {signed.public.hex()}"
         yield f"signed in {count_of(len(reading.signed), 'line')}, the last time in line {last}"
         yield f"by {key}"
-    if report.earlier:
-        number, last = len(report.earlier), report.earlier[-1]
+    if report.lines_of_earlier_keys:
+        number, last = len(report.lines_of_earlier_keys), report.lines_of_earlier_keys[-1]
         lines = f"{count_of(number, 'line')}, the last time in line {last}"
         yield f"signed by an earlier key of this silo in {lines}; a known key has signed them again"
     if report.unsigned is not None:

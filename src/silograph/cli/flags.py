@@ -413,10 +413,10 @@ def hint_to_continue(
     continue_command: str,
     folder: str | None = None,
     *,
-    also: tuple[type[Exception], ...] = (),
+    also: tuple[type[SilographError], ...] = (),
     before: str | None = None,
 ) -> Iterator[None]:
-    """On Ctrl-C, a full disk or too few silos, say with which command it goes on.
+    """On Ctrl-C, a full disk or missing silos, print the command that continues.
 
     Args:
         continue_command: the command.
@@ -434,7 +434,8 @@ def hint_to_continue(
         raise
     except (KeyboardInterrupt, OSError, SilographError) as error:
         are_silos_missing = isinstance(error, SilographError) and error.code == "too-few-silos"
-        if isinstance(error, SilographError) and not (are_silos_missing or isinstance(error, also)):
+        is_of_system = not isinstance(error, SilographError)  # or Ctrl-C
+        if not (is_of_system or are_silos_missing or isinstance(error, also)):
             raise
         if folder is not None and not Path(folder).is_dir():
             if before is None or not (are_silos_missing or isinstance(error, KeyboardInterrupt)):

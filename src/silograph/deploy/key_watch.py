@@ -58,9 +58,11 @@ class KeyWatch:
         """Read the list of revoked keys, warn of the certificate, and begin to watch.
 
         Raises:
-            ConfigError: the list cannot be read.
+            ConfigError: the list or the file of keys has an error.
         """
-        self._read_again()
+        error = self._read_again()
+        if error is not None:
+            raise error
         self._warn_of_certificate()
         settings = self._settings
         if (settings.keys, settings.revoked, settings.certificate) != (None, None, None):
@@ -78,11 +80,16 @@ class KeyWatch:
         if stamps != self._stamps:
             self._stamps = stamps
             try:
-                self._read_again()
+                keys_error = self._read_again()
             except ConfigError as error:
                 note = f"the former keys stay in use, as a changed file has an error: {error}"
             else:
                 note = "the files of keys were read again"
+                if keys_error is not None:
+                    note = "--keys has an error, so the keys read before stay in use"
+                    if self._settings.revoked is not None:
+                        note += "; the list of revoked keys was applied"
+                    note += f": {keys_error}"
             ended = self._hub.end_replaced()  # also of keys that were revoked before the error
             who = f"; the streams of {', '.join(ended)} were ended" if ended else ""
             self._report(Event(What.KEYS, note=f"{note}{who}"))
@@ -93,19 +100,23 @@ class KeyWatch:
         while not self._stop.wait(SECONDS):
             self.look()
 
-    def _read_again(self) -> None:
+    def _read_again(self) -> ConfigError | None:
+        """Read and use both files; return the error of the file of keys, raise that of the list."""
         from silograph.federation.session.key_versions import read_key_versions, read_revoked
 
         keys, path = self._settings.keys, self._settings.revoked
         revoked = frozenset[bytes]() if path is None else read_revoked(path)
+        keys_error = None
         try:
             if keys is not None:
                 self._versions = read_key_versions(keys)
-        finally:
-            self._revoke(revoked)
+        except ConfigError as error:
+            keys_error = error
+        self._update_register(revoked)
+        return keys_error
 
-    def _revoke(self, revoked: frozenset[bytes]) -> None:
-        """Use the keys, but for revoked ones and the versions that these have signed."""
+    def _update_register(self, revoked: frozenset[bytes]) -> None:
+        """Use the newest keys; refuse revoked ones and those that they have signed."""
         from silograph.federation.session.key_versions import successors_of_revoked
 
         newest = {name: versions[-1].public for name, versions in self._versions.items()}

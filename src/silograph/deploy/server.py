@@ -358,8 +358,9 @@ def natural_sort_key(name: str) -> list[tuple[int, str]]:
     return [(int(part), "") if part.isdigit() else (-1, part) for part in parts]
 
 
-ABSENT_SECONDS = 30.0  # without a new silo, after which the server says for whom it waits
-MOST_ABSENT = 12  # of them that it names
+# Seconds without a new silo after which the server reports who is missing.
+ABSENT_SECONDS = 30.0
+MOST_ABSENT = 12  # Most missing silos that it names.
 MOST_FAILURES = 3  # of a silo, after which it is left out for good
 EVALUATION_MIN_COUNT = 5  # of real silos, unless the config says another
 UNKNOWN_KEYS = (

@@ -117,7 +117,14 @@ class Fold:
         total = self._total_of(name, t[0], weights)
         alike = self._by is None or name == self._by
         if alike and not total.is_floating_point():  # exact in any order
-            _check_range(total, t.double().abs().sum(0))
+            if t.shape[1:] != total.shape:
+                raise ProtocolError(
+                    f"expected slices of one shape from every client, got {tuple(t.shape[1:])} and "
+                    f"{tuple(total.shape)}",
+                    **mistake("field-out-of-bounds", name, "the sum over clients"),
+                )
+            if not _is_in_range(total, len(t) * _largest(t)):
+                _check_range(total, t.double().abs().sum(0))
             total += t.sum(0, dtype=total.dtype)
             return
         around = self._around.get(name)
@@ -241,8 +248,10 @@ class Fold:
             index, rows, factors = (t[factors != 0] for t in (index, rows, factors))
         _check_places(index, len(total))
         if not total.is_floating_point():
-            change = (rows.double() - around[index]).mul_(factors[:, None]).abs_()
-            _check_range(total, change.new_zeros(total.shape).index_add_(0, index, change))
+            most = int(factors.sum()) * (_largest(rows) + _largest(around))
+            if not _is_in_range(total, most):
+                change = (rows.double() - around[index]).mul_(factors[:, None]).abs_()
+                _check_range(total, change.new_zeros(total.shape).index_add_(0, index, change))
         rows, around = rows.to(total.dtype), around.to(total.dtype)
         few = max(1, CACHED // max(rows.shape[1], 1))  # the rows in between stay in the cache
         for part, at, by in zip(
@@ -276,6 +285,21 @@ class Fold:
         return {name: Shared(means[name]) for name in self._total}
 
 
+def _largest(t: Tensor) -> int | float:
+    """Return the largest absolute value of integers, exactly; infinity for other numbers."""
+    if t.is_floating_point():
+        return math.inf
+    if t.numel() == 0:
+        return 0
+    least, most = (int(value) for value in t.aminmax())
+    return max(most, -least)
+
+
+def _is_in_range(total: Tensor, change: int | float) -> bool:
+    """Return whether no sum of integers wraps that changes by at most so much."""
+    return _largest(total) + change <= torch.iinfo(total.dtype).max
+
+
 def _check_range(total: Tensor, added: Tensor) -> None:
     """Raise `ProtocolError` where a sum of integers could leave the range of its dtype and wrap.
 
@@ -283,16 +307,11 @@ def _check_range(total: Tensor, added: Tensor) -> None:
         total: the sum so far.
         added: sum of the absolute values that are added to it, float64 of the same shape.
     """
-    if added.shape != total.shape:
-        raise ProtocolError(
-            f"expected slices of one shape from every client, got {tuple(added.shape)} and "
-            f"{tuple(total.shape)}"
-        )
     largest = float((total.double().abs() + added).amax()) if added.numel() else 0.0
     if largest >= torch.iinfo(total.dtype).max + 1:
         raise ProtocolError(
-            f"expected a sum of integers below {torch.iinfo(total.dtype).max:,}, got up to "
-            f"{largest:,.0f}, which {total.dtype} cannot hold: send numbers of a larger dtype",
+            f"expected a sum of integers over clients of at most {torch.iinfo(total.dtype).max:,} "
+            f"in {total.dtype}, got one that may reach {largest:,.0f}: send a larger dtype",
             **mistake("field-out-of-bounds", "reply", "the sum over clients"),
         )
 

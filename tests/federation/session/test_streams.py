@@ -267,7 +267,7 @@ def test_a_proxy_without_tls_is_no_server_yet(tmp_path: Path) -> None:
         try:
             address = f"127.0.0.1:{listener.getsockname()[1]}"
             with pytest.raises(
-                ConfigError, match=r"expected a server at .* within 0 s, got: an answer w"
+                ConfigError, match=r"expected a server at .* within 0 s, got: the server answers w"
             ):
                 take_part(attaching(address, (tmp_path / "ca.pem").read_bytes(), patience=0.0))
         finally:

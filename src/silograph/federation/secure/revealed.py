@@ -195,6 +195,5 @@ def allowed_silos(names: list[str], earlier: list[frozenset[str]]) -> list[str] 
     there = frozenset(names)
     if not earlier:
         return names
-    # The largest earlier set that is still there: silos refuse every other set that they are in.
     whole = max((silos for silos in earlier if silos <= there), key=len, default=None)
     return None if whole is None else [name for name in names if name in whole]

@@ -482,7 +482,9 @@ class RowMasker:
         for name, spec in specs.items():
             if spec.masking == "keys":
                 agreement = _agreement_in(inbox)
-                if self._slots is not None:  # of these sets differ from pass to pass
+                # The sets of a pass over some slots change with the slots, so they cannot be
+                # compared with earlier ones.
+                if self._slots is not None:
                     self._pass().agree(agreement, self._rows.with_part(self._slots))
                     continue
                 self._pass().agree(agreement, self._rows)

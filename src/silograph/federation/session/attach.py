@@ -44,23 +44,25 @@ UNTRUSTED = ("CERTIFICATE_VERIFY_FAILED", "Hostname Verification", "not in peer 
 EXPLANATIONS = {
     "Connection refused": "nothing listens there",
     "errors resolving": "no machine has this name",
-    "WRONG_VERSION_NUMBER": "an answer without TLS",
-    "Hostname Verification": "one for another name",
-    "not in peer certificate": "one for another name",
-    "has expired": "one that has expired",
-    "CERTIFICATE_VERIFY_FAILED": "one of another authority",
-    "Expected SETTINGS": "something there that is no server of silograph",
-    "UNIMPLEMENTED": "something there that is no server of silograph",
+    "WRONG_VERSION_NUMBER": "the server answers without TLS",
+    "Hostname Verification": "the certificate is for another name",
+    "not in peer certificate": "the certificate is for another name",
+    "has expired": "the certificate has expired",
+    "CERTIFICATE_VERIFY_FAILED": "the certificate is one that --ca does not vouch for",
+    "Expected SETTINGS": "what answers there is no server of silograph",
+    "UNIMPLEMENTED": "what answers there is no server of silograph",
     "Socket closed": "the connection was closed",
     "reset by peer": "the connection was closed",
     "RST_STREAM": "the connection was closed",
     "GOAWAY": "the connection was closed",
     "ping timeout": "no sign of life of the server",
-    "unreachable": "no way to this address",
+    "unreachable": "the address cannot be reached",
     "timed out": "no answer",
-    "RESOURCE_EXHAUSTED": "a message longer than allowed",
+    "RESOURCE_EXHAUSTED": "a message is longer than allowed",
     "CANCELLED": "the server has ended the stream",
 }
+# What gRPC adds to these says more: why a certificate is refused, how long a message was.
+DETAILED = ("CERTIFICATE_VERIFY_FAILED", "RESOURCE_EXHAUSTED")
 SHORTEST_PAUSE, LONGEST_PAUSE = 0.1, 2.0  # seconds between attempts to connect
 INTERRUPTED = "the server was interrupted"
 LAST_SECONDS = 10.0  # for which a server may leave the stream open after the silo's last word
@@ -280,5 +282,9 @@ def _reason(error: grpc.RpcError) -> tuple[str, str]:
     code = getattr(error, "code", lambda: None)()
     name = "lost" if code is None else str(code.name)
     technical = one_line(f"{name}: {getattr(error, 'details', lambda: '')()}")
-    plain = (text for words, text in EXPLANATIONS.items() if words in technical)
-    return technical, next(plain, technical)
+    known = next((words for words in EXPLANATIONS if words in technical), None)
+    if known is None:
+        return technical, technical
+    detail = technical.partition(known)[2].strip(" :") if known in DETAILED else ""
+    detail = detail.removesuffix(": OK")  # of another layer
+    return technical, EXPLANATIONS[known] + (f" ({detail})" if detail else "")

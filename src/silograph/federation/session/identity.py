@@ -190,9 +190,9 @@ class Register:
         """Return why a silo of a good name may not attach, or None; then the name is its own."""
         if public in self._revoked:
             return (
-                f"expected a key of {name} that is not revoked, got a revoked one: move key.pem "
-                "away there, run silograph silo --make-key, and replace the silo's lines in the "
-                "server's --keys by the one that it prints"
+                f"the key of {name} is revoked, or was signed by a revoked key: move key.pem and "
+                "key.versions away there, run silograph silo --make-key, and replace the silo's "
+                "lines in the server's --keys by the one that it prints"
             )
         if self._names is not None and name not in self._names:
             return f"expected one of the run's silos, got {name}: give its name to --silos"
