@@ -70,7 +70,8 @@ class Reach:
     @cached_property
     def sending_rows(self) -> Tensor:
         """Rows (k,) int64 that send to other silos, ascending."""
-        return torch.unique(self.outer.indices).long()
+        rows: Tensor = torch.unique(self.outer.indices)
+        return rows.long()
 
     @cached_property
     def edges_to_slots(self) -> CSR:
