@@ -45,7 +45,8 @@ class Reach:
         operators: what was worked out from the reach alone, by what it is for.
         scales: (r, 1) of the rows, by how they follow from degrees, the latest `MOST_SCALES`.
         dropout_masks: by stage, of its latest dropout the key, share and width D, and what entries
-            (r, D) are multiplied by: 0 where they are dropped.
+            (r, D) are multiplied by: 0 where they are dropped. Held as long as the block: as much
+            memory as x itself. Masks of bool would cost 4 % of a round of `label_guided`.
         feature_product: the latest weight (F, H) of the first stage in a pass without dropout, its
             bits as int32, and its product z with the features (r, H); empty before.
     """
