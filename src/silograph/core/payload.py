@@ -219,8 +219,11 @@ def spread(field: Field, positions: Tensor, clients: int) -> Field:
     return Ragged(field.t, offsets(lengths))
 
 
-def without_idle(reply: Mapping[str, Field], positions: Tensor) -> dict[str, Field]:
-    """Return the reply of the clients at `positions` (k,), ascending; the others have no rows."""
+def drop_idle_clients(reply: Mapping[str, Field], positions: Tensor) -> dict[str, Field]:
+    """Undo `spread`: keep the clients at `positions` (k,) int64, ascending.
+
+    Rows are not copied where only these clients have any.
+    """
 
     def part(field: Field) -> Field:
         if isinstance(field, Ragged):

@@ -273,7 +273,10 @@ def judge_own(
 ) -> tuple[State, Payload]:
     """Score each client's own model on its own nodes. In: nothing. Out: see `Task.tally`."""
     del inbox, key
-    rows, exchanged = rows_left(cfg, block, state, "own"), block.memo.get(EXCHANGED_COUNTS)
+    rows = rows_left(cfg, block, state, "own")
+    # `judge_exchanged` scores one model in both views, so `judge_own` need not count again. The
+    # entry is valid only for the very same logits tensor; it is removed when read.
+    exchanged = block.memo.pop(EXCHANGED_COUNTS, None)
     if isinstance(exchanged, tuple) and exchanged[0] is rows.logits:
         return state, dict(exchanged[1])
     return state, _reply_with_counts(cfg, rows)
@@ -363,8 +366,8 @@ def sum_histograms(
                 all_counts[name] = spread_bins(bins, rules.min_count)
             else:
                 bound = len(table) * max(int(most.max(initial=0)), -int(least.min(initial=0)))
-                narrow = table.dtype == np.int32 and bound < 2**31
-                total = table.sum(axis=0, dtype=np.int32 if narrow else np.int64)
+                fits_int32 = table.dtype == np.int32 and bound < 2**31
+                total = table.sum(axis=0, dtype=np.int32 if fits_int32 else np.int64)
                 all_counts[name] = torch.from_numpy(total).to(bins.device, torch.int64)
             has_any = torch.from_numpy((most != 0) | (least != 0))
             all_counts[f"{part}.has_histogram"] = has_any.to(bins.device)

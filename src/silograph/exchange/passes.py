@@ -99,9 +99,9 @@ from silograph.nn.reach import (
     count_contributors,
     messages_back,
     messages_out,
-    outward,
     placed,
     slots_in_client,
+    sum_for_other_silos,
     summed,
     summed_back,
     with_own_degrees,
@@ -302,7 +302,7 @@ def send_partial_sums(
     """Compute partial sums for other silos; those of too few own nodes are not sent."""
     at, params = inputs_at(clients, state, request, "before")
     z = before(params, at)
-    messages = messages_out(scales_of(at.stage.conv), z, at.reach, at.reach.senders[0])
+    messages = messages_out(scales_of(at.stage.conv), z, at.reach, at.reach.sending_rows)
     return with_product(state, at, z), _partial_sums(clients, state, messages, at.reach, ROWS)
 
 
@@ -399,7 +399,7 @@ def send_cotangents(
     """Backpropagate to the sum; compute cotangents for others."""
     at, params = inputs_at(clients, state, request, "after")
     new, s = back_to_sum(clients, state, at, params)
-    messages = messages_back(scales_of(at.stage.conv), s, at.reach, at.reach.senders[0])
+    messages = messages_back(scales_of(at.stage.conv), s, at.reach, at.reach.sending_rows)
     return new, _partial_sums(clients, state, messages, at.reach, GRADIENTS)
 
 
@@ -567,7 +567,7 @@ def _partial_sums(
 ) -> PartialSums:
     """Return sums over own messages (k, D), for every slot to which enough of them contribute."""
     minimum = clients.cfg.row_minimum
-    rows, slots, off = outward(messages, reach), reach.slots, reach.slot_off
+    rows, slots, off = sum_for_other_silos(messages, reach), reach.slots, reach.slot_off
     is_sent = torch.ones(len(rows), dtype=torch.bool, device=rows.device)
     left_out = ~is_sent
     if minimum.nodes > 1:

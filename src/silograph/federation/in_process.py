@@ -29,6 +29,7 @@ from silograph.core.payload import (
     StateField,
     concatenate,
     copied,
+    drop_idle_clients,
     join,
     join_in_order,
     moved,
@@ -38,7 +39,6 @@ from silograph.core.payload import (
     spread,
     state_of,
     take_all,
-    without_idle,
 )
 from silograph.core.work import WorkTotals, metered, work_of
 from silograph.federation.base import (
@@ -575,7 +575,7 @@ class BlockHost:
         if not is_alone:
             reply = join_in_order(parts, torch.cat(groups).argsort())
         if called is not clients:
-            reply, meter = without_idle(reply, clients), meter.of_clients(clients)
+            reply, meter = drop_idle_clients(reply, clients), meter.of_clients(clients)
         sizes, counts = frame_sizes(op.__name__, reply, size), count_sizes(reply, size)
         cost = ReplyCost(sizes, counts, meter.totals())
         if self._strict:

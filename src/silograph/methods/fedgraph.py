@@ -182,7 +182,8 @@ class SampledStage:
         halo_weights: (r, k) weight of each of these slots in the sum of a row.
         degree: (n, 1) in the run's dtype, the degrees that the convolution uses.
         own_neighbors: the kept neighbors that are rows of the same client.
-        prepared: features of the input rows, once they were needed.
+        cached_features: features of the input rows, filled at the first use; a stage belongs to one
+            block; released when the next iteration is drawn.
     """
 
     output_rows: Reached
@@ -193,13 +194,13 @@ class SampledStage:
     halo_weights: CSR
     degree: Tensor
     own_neighbors: Drawn
-    prepared: list[Rows] = field(default_factory=list, init=False, repr=False)
+    cached_features: list[Rows] = field(default_factory=list, init=False, repr=False)
 
     def features(self, block: ClientBlock) -> Rows:
         """Return the features of the input rows; every pass of an iteration reads them."""
-        if not self.prepared:
-            self.prepared.append(features_of(block.x, self.input_rows))
-        return self.prepared[0]
+        if not self.cached_features:
+            self.cached_features.append(features_of(block.x, self.input_rows))
+        return self.cached_features[0]
 
 
 def draw_batch_rows(block: ClientBlock, batch_sizes: Tensor, key: Key) -> Reached:
@@ -614,11 +615,12 @@ def stages_of(clients: FedGraphClients, state: RoundState, first: int) -> list[S
     """
     block, key, draws = clients.block, step_key(clients, state), _stage_draws(clients.cfg, state)
     batch_sizes = state.kappa.t
-    cached = block.memo.get("fedgraph")
+    cached = block.memo.pop("fedgraph", None)
     cached_stages: dict[int, SampledStage] = {}
     rates = torch.cat([batch_sizes[:, None].double(), state.keep.t], dim=1)
     if isinstance(cached, tuple) and cached[0] == key and torch.equal(cached[1], rates):
         cached_stages = cached[2]
+    del cached  # those of another iteration are released before this one is drawn
     last = len(draws) - 1
     output_rows = (
         cached_stages[last].output_rows
@@ -686,11 +688,8 @@ class RoundStart:
     knobs: Annotated[Mapping[str, Stacked], rate_specs]
 
 
-STEPPED = (
-    "weights/",
-    "moments/",
-    "optimizer/",
-)  # how names of fields begin that a step changes in place
+# Prefixes of state fields that a step changes in place.
+STEPPED = ("weights/", "moments/", "optimizer/")
 
 
 @op(Kind.WEIGHTS, replies=Kind.HALO_KEYS, writes=STEPPED)
@@ -846,7 +845,7 @@ def _rows_to_send(clients: FedGraphClients, state: RoundState, number: int) -> R
     requested = state.requested_rows.get(str(number))
     if requested is None:
         raise ProtocolError(f"expected to know which rows of stage {number} others need, got none")
-    weights = weights_of(state)
+    weights = weights_for_pass(state)
     stages = stages_of(clients, state, 0)
     inputs = sampled_inputs(clients.block, stages, received_rows(state))
     key = step_key(clients, state)
@@ -854,8 +853,12 @@ def _rows_to_send(clients: FedGraphClients, state: RoundState, number: int) -> R
     return Ragged(rows, requested.off)
 
 
-def weights_of(state: RoundState) -> dict[str, Tensor]:
-    """Return the weights (C, ...), expanded before the first step, up to which all are alike."""
+def weights_for_pass(state: RoundState) -> dict[str, Tensor]:
+    """Return the weights (C, ...).
+
+    Before the first step all clients have the server's weights, so one copy is expanded, and sparse
+    features are multiplied once instead of C times.
+    """
     weights = {name: w.t for name, w in state.weights.items()}
     if int(state.steps.t[0]) > 0:
         return weights
@@ -938,7 +941,7 @@ def take_step(clients: FedGraphClients, state: RoundState) -> RoundState:
     """
     cfg, stages = clients.cfg, stages_of(clients, state, 0)
     weights, memory = ({n: f.t for n, f in m.items()} for m in (state.weights, state.moments))
-    leaves = {name: w.detach().requires_grad_() for name, w in weights_of(state).items()}
+    leaves = {name: w.detach().requires_grad_() for name, w in weights_for_pass(state).items()}
     with torch.enable_grad():
         loss, total = objective(clients, state, leaves, received_rows(state), stages)
         gradients = torch.autograd.grad(total, list(leaves.values()))
@@ -1063,7 +1066,7 @@ def send_back(
     rows_leaf = received[number] = received[number].detach().requires_grad_()
     stages = stages_of(clients, state, 0)
     with torch.enable_grad():
-        _, total = objective(clients, state, weights_of(state), received, stages)
+        _, total = objective(clients, state, weights_for_pass(state), received, stages)
         (gradient,) = torch.autograd.grad(total, rows_leaf)
     batch, slots = stages[-1].output_rows, state.requested_slots[str(number)]
     batch_size = batch.off.diff()[owners(slots.off)].to(gradient.dtype)[:, None]

@@ -10,6 +10,7 @@ C: clients. n: rows. r: rows that take part. S: halo slots. t: slots that get a 
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -22,6 +23,8 @@ from silograph.graph.csr import CSR
 from silograph.nn.conv import DegreeScale, Messages, Scales, as_matrix
 from silograph.nn.fit import check_places
 from silograph.nn.segment import segment_sum, sparse_product
+
+MOST_SCALES = 8  # of a reach that are kept; a model has fewer
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,11 +43,12 @@ class Reach:
         slot_off: (C + 1,) of each client.
         place: (n,) int64 position among `rows` of every row, -1 for none.
         operators: what was worked out from the reach alone, by what it is for.
-        scales: (r, 1) of the rows, by how they follow from degrees.
+        scales: (r, 1) of the rows, by how they follow from degrees, the latest `MOST_SCALES`.
         dropout_masks: by stage, of its latest dropout the key, share and width D, and what entries
-            (r, D) are multiplied by: 0 where they are dropped.
-        feature_products: by name of a weight (F, H) of the first stage, its latest value in a pass
-            without dropout, and its product with the features (r, H).
+            (r, D) are multiplied by: 0 where they are dropped. Held as long as the block: as much
+            memory as x itself. Masks of bool would cost 4 % of a round of `label_guided`.
+        feature_product: the latest weight (F, H) of the first stage in a pass without dropout, its
+            bits as int32, and its product z with the features (r, H); empty before.
     """
 
     rows: Tensor
@@ -62,19 +66,30 @@ class Reach:
     dropout_masks: dict[int, tuple[tuple[Key, float, int], Tensor]] = field(
         default_factory=dict, repr=False
     )
-    feature_products: dict[str, tuple[Tensor, Tensor]] = field(default_factory=dict, repr=False)
+    feature_product: list[tuple[np.ndarray, Tensor]] = field(default_factory=list, repr=False)
 
     @cached_property
-    def senders(self) -> tuple[Tensor, CSR]:
-        """Rows (k,) int64 that send to other silos, ascending, and edges from them to slots."""
-        rows, column = torch.unique(self.outer.indices, return_inverse=True)
-        return rows.long(), self.outer.with_columns(column, len(rows))
+    def sending_rows(self) -> Tensor:
+        """Rows (k,) int64 that send to other silos, ascending."""
+        rows: Tensor = torch.unique(self.outer.indices)
+        return rows.long()
 
-    def scale(self, by_degree: DegreeScale | None) -> Tensor | None:
+    @cached_property
+    def edges_to_slots(self) -> CSR:
+        """The edges from `sending_rows` to slots of other silos, (t, k), values as in `outer`."""
+        columns = _positions(self.sending_rows, len(self.rows))[self.outer.indices.long()]
+        return self.outer.with_columns(columns, len(self.sending_rows))
+
+    def cached_scale(self, by_degree: DegreeScale | None) -> Tensor | None:
         """Return a scale of all rows (r, 1), worked out once; None for 1."""
-        if by_degree is not None and by_degree not in self.scales:
+        if by_degree is None:
+            return None
+        if by_degree not in self.scales:
+            # A convolution may give a new function at every call.
+            if len(self.scales) == MOST_SCALES:
+                del self.scales[next(iter(self.scales))]
             self.scales[by_degree] = by_degree(self.degree)
-        return None if by_degree is None else self.scales[by_degree]
+        return self.scales[by_degree]
 
     @property
     def messages(self) -> Messages:
@@ -292,7 +307,7 @@ def messages_out(scales: Scales, z: Tensor, reach: Reach, rows: Tensor | None = 
 
     `rows`: (k,) int64 whose messages are wanted; None: all. The work reported is that of all.
     """
-    return _scale_rows(z, (reach.scale(scales.pre), reach.cross), reach, rows)
+    return _scale_rows(z, (reach.cached_scale(scales.pre), reach.cross), reach, rows)
 
 
 def messages_back(scales: Scales, grad: Tensor, reach: Reach, rows: Tensor | None = None) -> Tensor:
@@ -300,18 +315,31 @@ def messages_back(scales: Scales, grad: Tensor, reach: Reach, rows: Tensor | Non
 
     Edges go both ways, so senders and receivers swap, and with them the scales.
     """
-    return _scale_rows(grad, (reach.scale(scales.post),), reach, rows)
+    return _scale_rows(grad, (reach.cached_scale(scales.post),), reach, rows)
 
 
-def outward(messages: Tensor, reach: Reach) -> Tensor:
-    """Return the sums of messages (k, D) of `Reach.senders` for the slots of others, (t, D)."""
+def sum_for_other_silos(messages: Tensor, reach: Reach) -> Tensor:
+    """Return the sums of messages for the slots of other silos, (t, D).
+
+    Args:
+        messages: (k, D) of `sending_rows`, in that order.
+        reach: the rows and edges of the pass.
+
+    Raises:
+        ProtocolError: not a message for each of these rows.
+    """
+    if len(messages) != len(reach.sending_rows):
+        raise ProtocolError(
+            f"expected messages of {len(reach.sending_rows)} rows that send to other silos, got "
+            f"shape {tuple(messages.shape)}"
+        )
     report_entries(reach.outer.indptr, reach.slot_off, 2 * messages.shape[1])
-    return sparse_product(reach.senders[1], messages)
+    return sparse_product(reach.edges_to_slots, messages)
 
 
 def count_contributors(messages: Tensor, reach: Reach) -> Tensor:
-    """Count the messages (k, D) other than 0 in each sum of `outward`, (t,) int64."""
-    is_nonzero, edges = (messages != 0).any(1).long(), reach.senders[1]
+    """Count the messages (k, D) other than 0 in each sum of `sum_for_other_silos`, (t,) int64."""
+    is_nonzero, edges = (messages != 0).any(1).long(), reach.edges_to_slots
     return segment_sum(is_nonzero[edges.indices.long()], edges.indptr.long())
 
 
@@ -341,13 +369,13 @@ def summed(scales: Scales, z: Tensor, incoming: Incoming, reach: Reach) -> Tenso
         reach: the rows and edges of the pass.
     """
     inner = _sparse_product(inner_operator(scales, reach), z, reach)
-    return _add_scaled(inner, incoming, (reach.scale(scales.post),), reach)
+    return _add_scaled(inner, incoming, (reach.cached_scale(scales.post),), reach)
 
 
 def summed_back(scales: Scales, grad: Tensor, incoming: Incoming, reach: Reach) -> Tensor:
     """Return dLoss/dz (r, D) from dLoss/ds (r, D) and incoming sums of other silos (r, D)."""
     inner = _sparse_product(inner_operator(scales, reach).transposed, grad, reach)
-    return _add_scaled(inner, incoming, (reach.scale(scales.pre), reach.cross), reach)
+    return _add_scaled(inner, incoming, (reach.cached_scale(scales.pre), reach.cross), reach)
 
 
 def _add_scaled(

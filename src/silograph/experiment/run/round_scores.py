@@ -124,8 +124,8 @@ def judged_from_counts(
     away: tuple[str, ...],
 ) -> JudgedRound:
     """Return a round with the scores of its counts."""
-    # With one model for all, both views are one: its scores are computed once.
-    is_one_model = (
+    # Scores depend on the counts alone, so equal counts are scored once.
+    has_equal_counts = (
         server is not None
         and server.keys() == own.keys()
         and all(torch.equal(t, own[name]) for name, t in server.items())
@@ -133,7 +133,7 @@ def judged_from_counts(
 
     def views_of(part: Part) -> ViewScores:
         server_scores = None if server is None else scores_of(setup, server, part)
-        own_scores = server_scores if is_one_model else scores_of(setup, own, part)
+        own_scores = server_scores if has_equal_counts else scores_of(setup, own, part)
         if setup.config.dp_unit == "node":  # silos send sums of gradients, and train no models
             own_scores = None
         return {"server": server_scores, "personalized": own_scores}

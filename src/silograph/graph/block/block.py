@@ -342,7 +342,8 @@ class ClientBlock:
             that of their ones; None: all count alike.
         source: of a block for calls to some clients: the block that it is a part of, and their
             positions (k,) int64 there.
-        memo: cache of values that are computed from the block alone.
+        memo: cache of values that are computed from the block alone, or that hold only for a key or
+            tensor kept beside them, which whoever reads them compares first.
     """
 
     ids: tuple[str, ...]

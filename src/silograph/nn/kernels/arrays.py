@@ -333,7 +333,7 @@ class Spare(NamedTuple):
 
     start: Array  # (M, u, D), empty if there is no pull
     start_flat: Array  # (P,)
-    moments: Array  # (2, M, u, D), empty if moments are kept, or are not needed: see `spare`
+    moments: Array  # (2, M, u, D); u = 0 if they are kept or never read, see `spare`
     moments_flat: Array  # (2, P)
     mask_moments: Array  # the same of masks; empty without masks
     mask_moments_flat: Array
@@ -477,7 +477,7 @@ def scratch(
 def spare(params: ParamArrays, steps: StepRule, used: int, *, single_step: bool) -> Spare:
     """Return memory for clients of at most `used` used rows, each of which takes a `single_step`.
 
-    Moments after the last step are read by nobody, so Adam's of a single step have no memory.
+    Moments are not read after a client's only step, so Adam allocates no rows for them.
     """
     (matrices, _, first), flat, dtype = params.rows.shape, params.flat.shape[1], params.rows.dtype
     masked, keeps_moments = params.masks is not None, len(params.first_flat) > 0

@@ -28,7 +28,7 @@ def adam_step(
 ) -> None:
     """Take step number t of Adam; its factors are those of `adam_factors`.
 
-    The moments of a single step may be empty: nobody reads them.
+    Moments are not read after a client's only step, so Adam allocates no rows for them.
     """
     b1, b2 = p.dtype.type(steps.beta1), p.dtype.type(steps.beta2)
     # Worked out in float64: in float32 1 - 0.999 is 5e-5 off, and float32 results with it.

@@ -461,7 +461,9 @@ def train_range(
         second = pointer_to(part(clients.second, k, lo, hi))
         if stay_without_data(steps):
             moves, root_moves = s.moves[0, : hi - lo], s.moves[1, : hi - lo]
-            if steps.adam and step_counts[k] == 0:  # moments are 0, and were not yet in memory
+            # Before the first step all moments are 0, so no row moves; looking would load the whole
+            # matrix.
+            if steps.adam and step_counts[k] == 0:
                 moves[:], root_moves[:] = False, False
             else:
                 find_moving_rows(first.first, second.first, steps, moves)
