@@ -39,7 +39,7 @@ PLACES = [
 ]
 MANY = Place("pubmed", "random", 1000)
 # With many weights and silos a run takes long: this place has the settings of another graph.
-LAST = Place("citeseer", "metis", 100)
+SHARES_CORA_SETTINGS = Place("citeseer", "metis", 100)
 SHOWN = [p for p in [*PLACES, MANY] if p.silos > 10 and p.graph != "citeseer"]  # in the plot
 # One step of a client: solver, rate and layers.
 STEPS: dict[str, Settings] = {
@@ -87,7 +87,7 @@ FEDERATED = Arm("not private", {"method": "fedopt", **ROUNDS_WITHOUT})
 
 def chosen_on(place: Place) -> Place:
     """Return where the settings of a place are chosen."""
-    if place == LAST:
+    if place == SHARES_CORA_SETTINGS:
         return replace(place, graph="cora")
     return MANY if place.cut == "random" else place
 
@@ -112,7 +112,7 @@ def measure(data_dir: str) -> None:
     """Run all cells that have not run."""
     torch.set_num_threads(1)
     cells = Cells(HERE / "epsilon.jsonl", data_dir)
-    for place in sorted([*PLACES, MANY], key=lambda place: place == LAST):
+    for place in sorted([*PLACES, MANY], key=lambda place: place == SHARES_CORA_SETTINGS):
         cells.measure([place], [*LOCALS, FEDERATED, *private_arms(place)])
 
 

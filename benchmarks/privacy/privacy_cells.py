@@ -187,22 +187,37 @@ def spread(scores: Sequence[float]) -> str:
 
 def table(cells: Cells, places: Iterable[Place], arms_at: ArmsAt) -> str:
     """Return test accuracies by place and arm."""
-    return _table(places, arms_at, lambda place, arm: spread(cells.scores(place, arm)))
+    return _table(
+        places,
+        arms_at,
+        lambda arm: arm.name,
+        lambda place, arm: spread(cells.scores(place, arm)),
+    )
 
 
 def choices(cells: Cells, places: Iterable[Place], arms_at: ArmsAt) -> str:
     """Return which settings were chosen."""
-    return _table(places, arms_at, lambda place, arm: cells.choose(place, arm)[0])
+    return _table(
+        places,
+        arms_at,
+        lambda arm: arm.choice or arm.name,
+        lambda place, arm: cells.choose(place, arm)[0],
+    )
 
 
-def _table(places: Iterable[Place], arms_at: ArmsAt, text_of: Callable[[Place, Arm], str]) -> str:
-    rows, names = list[list[str]](), list[str]()
+def _table(
+    places: Iterable[Place],
+    arms_at: ArmsAt,
+    title_of: Callable[[Arm], str],
+    text_of: Callable[[Place, Arm], str],
+) -> str:
+    rows, titles = list[list[str]](), list[str]()
     for place in places:
         arms = arms_at(place)
-        names = [arm.name for arm in arms]
+        titles = [title_of(arm) for arm in arms]
         texts = (text_of(place, arm) for arm in arms)
         rows.append([place.graph, place.cut, f"{place.silos:,}", *texts])
-    return markdown_table(["graph", "cut", "silos", *names], rows)
+    return markdown_table(["graph", "cut", "silos", *titles], rows)
 
 
 def gaps(cells: Cells, title: str, places: Iterable[Place], arms_at: ArmsAt) -> str:

@@ -19,13 +19,13 @@ from private_silos import private_folders, releases, requiring, serve_and_die_in
 from proxy import Proxy
 from runs import rows_of, same_bits, weights_of
 from silograph.cli import run_app
-from silograph.core.errors import ConfigError, SilographError
+from silograph.core.errors import CheckpointError, ConfigError, SilographError
 from silograph.core.payload import Payload
 from silograph.deploy.policy import SiloPolicy
 from silograph.deploy.server import resume_server
 from silograph.deploy.server_settings import ServerSettings
 from silograph.deploy.silo import Attendance, take_part_in_run
-from silograph.experiment.report.reading import WITHHELD
+from silograph.experiment.report.reading import WITHHELD, read_run
 from silograph.experiment.run.result import Result
 from silograph.federation.frame import Envelope
 from silograph.federation.privacy.accounting import epsilon_of
@@ -101,6 +101,8 @@ def test_only_noised_sums_leave(
     for text in (page, result.summary(), result._repr_html_()):
         assert WITHHELD in " ".join(text.split())
         assert "GFLOP" not in text  # no column or figure that cannot be known
+    assert "flops" not in read_run(str(tmp_path / "out")).client_table[0]
+    assert ">flops<" not in page
 
 
 @pytest.mark.parametrize(
@@ -321,6 +323,18 @@ def test_lost_charges_are_noticed_by_the_audit(make_graph: MakeGraph, tmp_path: 
             missing.unlink()
         with pytest.raises(ConfigError, match="audit file"):
             federate(silos, config, PLAIN, own=audits)
+    # With a budget a silo does not even connect, since it would say that too little is spent.
+    attendance = Attendance(
+        "nowhere.invalid:1",
+        silos[1] / "key.pem",
+        policy=SiloPolicy(privacy_budget=PrivacyBudget(epsilon=60.0, delta=1e-5)),
+        insecure=True,
+        secret=silos[1].parent / "secret",
+        state=silos[1] / "state",
+        audit=silos[1] / "audit.jsonl",
+    )
+    with raises_code(CheckpointError, "damaged-file", path=ledger):
+        take_part_in_run(read_silo(silos[1]), attendance)
     ledger.write_bytes(whole)
     federate(silos, config, PLAIN, own=audits)
 

@@ -350,7 +350,7 @@ class RunConfig:
         "Privacy",
         None,
         "what differential privacy hides: whether a whole silo takes part (silo), or a single node "
-        "of one (node, for the models gcn and sage) (default: silo)",
+        "of one (node); node works with the models gcn and sage (default: silo)",
     )
     dp_clip: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = setting(
         "Privacy",
@@ -361,8 +361,8 @@ class RunConfig:
     dp_clip_quantile: Annotated[float, Field(gt=0, lt=1)] | None = setting(
         "Privacy",
         None,
-        "with dp_unit=silo: quantile of the norms of updates that the clip follows from dp_clip "
-        "on, such as 0.5 (default: the clip stays)",
+        "start the clip at dp_clip and move it towards this quantile of the norms of updates, such "
+        "as 0.5 for the median; for dp_unit=silo (default: the clip is fixed)",
     )
     dp_degree: Annotated[int, Field(ge=1, le=100)] | None = setting(
         "Privacy",

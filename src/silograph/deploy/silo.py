@@ -611,7 +611,8 @@ def check_no_cross_edges(silo: Silo) -> None:
 
 def noised_line(privacy: UpdatePrivacy) -> str:
     """Return what differential privacy changes of what a silo sends, for its people."""
-    within = "" if privacy.quantile is None else ", also of whether updates are within the clip"
+    adapts = privacy.quantile is not None
+    within = "; the share of updates within the clip is sent with the same noise" if adapts else ""
     return (
         f"differential privacy of a {privacy.unit}: epsilon {privacy.epsilon:g} at delta "
         f"{privacy.delta:g} for {count_of(privacy.releases, 'release')} with noise"
@@ -704,8 +705,9 @@ def take_part_in_run(
         ):
             lines = [*_policy_lines(data, attendance), *([audit_note] if audit_note else [])]
             if isinstance(policy.privacy_budget, PrivacyBudget) and attendance.state is not None:
-                use = PrivacyLedger(attendance.state).use_of(policy.privacy_budget)
-                lines.append(f"privacy budget: {use}")
+                ledger = PrivacyLedger(attendance.state)
+                ledger.check_complete(audit.charged)  # else too little would be shown
+                lines.append(f"privacy budget: {ledger.use_of(policy.privacy_budget)}")
             for line in lines:
                 report(Event(What.NOTE, data.name, note=line))
             silo = _make_attaching(own_data, attendance, roots, audit)

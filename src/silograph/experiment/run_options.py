@@ -188,13 +188,13 @@ class StudyOptions(TypedDict, total=False):
     """delta at which dp_epsilon holds; well below 1 / number of units"""
     dp_unit: Literal["silo", "node"] | None
     """what differential privacy hides: whether a whole silo takes part (silo), or a single node
-    of one (node, for the models gcn and sage) (default: silo)"""
+    of one (node); node works with the models gcn and sage (default: silo)"""
     dp_clip: float | None
     """largest norm of a silo's update, with dp_unit=node of a training node's gradient; larger
     ones are scaled to it (default: 1)"""
     dp_clip_quantile: float | None
-    """with dp_unit=silo: quantile of the norms of updates that the clip follows from dp_clip on,
-    such as 0.5 (default: the clip stays)"""
+    """start the clip at dp_clip and move it towards this quantile of the norms of updates, such
+    as 0.5 for the median; for dp_unit=silo (default: the clip is fixed)"""
     dp_degree: int | None
     """with dp_unit=node: most edges of a node that are sampled in a round; more edges need more
     noise (default: 3)"""

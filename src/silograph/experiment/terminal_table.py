@@ -237,7 +237,7 @@ def better_personalized_text(
     server: Mapping[str, float | None] | None,
     personalized: Mapping[str, float | None] | None,
 ) -> str | None:
-    """Return one line about clients whose own models are better than the server's; None elsewhere.
+    """Return one line about clients whose own models are better than the server's; None otherwise.
 
     Args:
         metric: the run's.
@@ -249,12 +249,15 @@ def better_personalized_text(
     shared, own = values
     if view != "server" or shared is None or own is None:
         return None
-    if metric.goodness(own) <= metric.goodness(shared):
+    if not metric.goodness(own) > metric.goodness(shared):  # also where one of them is NaN
+        return None
+    own_text, shared_text = metric.text(own), metric.text(shared)
+    if own_text == shared_text:
         return None
     return (
         f"the clients' own models (personalized) are better than the server's: test {metric.title} "
-        f"{metric.text(own)}, not {metric.text(shared)}; compare with --method local and with "
-        "methods for own models, such as fedper"
+        f"{own_text}, not {shared_text}; compare with --method local and with methods for own "
+        "models, such as fedper"
     )
 
 

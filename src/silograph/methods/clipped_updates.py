@@ -60,13 +60,13 @@ def adapts_clip(cfg: MethodConfig) -> bool:
 
 
 def clip_specs(cfg: MethodConfig) -> FieldSpecs:
-    """Return the specs of the clip that a server sends; none where it stays, so all know it."""
+    """Return the specs of the clip that a server sends; none for a fixed clip, which all know."""
     spec = FieldSpec(Shared, (), torch.float64, low=LEAST_CLIP, high=MOST_CLIP)
     return {"clip": spec} if adapts_clip(cfg) else {}
 
 
 def within_clip_specs(cfg: MethodConfig) -> FieldSpecs:
-    """Return the specs of what clients say of their norm."""
+    """Return the spec of `within_clip`: whether a client's norm is within the clip."""
     return {"within_clip": FieldSpec(Stacked, (), torch.int64)} if adapts_clip(cfg) else {}
 
 
@@ -108,8 +108,7 @@ def train_clipped(
     trained = {name: dense(w) for name, w in fitted.weights.items()}
     start = {name: w.t if isinstance(w, Shared) else w for name, w in request.weights.items()}
     clip = privacy.clip if request.clip is None else float(request.clip)
-    update, within = clipped_updates(trained, start, clip, privacy.clip_units)
-    return state, ClippedUpdate(update, None if request.clip is None else within)
+    return state, ClippedUpdate(*clipped_updates(trained, start, clip, privacy))
 
 
 def average_clipped(

@@ -1,5 +1,6 @@
 """What a run says about its number of rounds, on courses written by hand."""
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -103,6 +104,9 @@ def test_own_models_that_are_better_than_the_servers_get_a_note() -> None:
         ("server", None, high),
         ("server", low, None),
         ("personalized", low, high),  # whose aim that is
+        ("server", {"accuracy": 0.25}, {"accuracy": 0.25 + 1e-9}),  # of equal texts
+        ("server", low, {"accuracy": math.nan}),
+        ("server", {"accuracy": math.nan}, high),
     ):
         assert better_personalized_text(accuracy, view, server, own) is None
 

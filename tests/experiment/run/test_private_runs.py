@@ -171,6 +171,8 @@ REFUSED: list[tuple[dict[str, Any], list[str]]] = [
     ({"max_seconds": 5.0}, ["max_seconds", "dp_epsilon"]),
     ({"evaluate_clients": "participants"}, ["evaluate_clients", "dp_epsilon"]),
     ({"workers": 2}, ["dp_epsilon", "workers"]),
+    ({"dp_clip_quantile": 0.5, "dp_clip": 2.0**65}, ["dp_clip", "dp_clip_quantile"]),
+    ({"dp_clip_quantile": 0.5, "dp_clip": 2.0**-65}, ["dp_clip", "dp_clip_quantile"]),
 ]
 
 

@@ -63,7 +63,8 @@ def test_short_updates_stay_and_long_ones_keep_their_direction() -> None:
 def test_the_mean_has_a_fixed_denominator() -> None:
     start = {"a": torch.zeros(2, 3), "b": torch.ones(4)}
     trained = {"a": torch.full((2, 2, 3), 0.25), "b": torch.ones(2, 4)}
-    fields, _ = clipped_updates(trained, start, 2.0)
+    fields, within = clipped_updates(trained, start, 2.0, PRIVACY)
+    assert within is None  # for a fixed clip
     assert all(field.t.dtype == torch.int64 for field in fields.values())
     total = {name: field.t.sum(0) for name, field in fields.items()}
     mean = mean_update(total, start, 2.0, 4)  # two of four silos are away
@@ -125,7 +126,8 @@ def test_no_silo_moves_update_and_share_by_more_than_the_accountant_counts(
     """Neighbors are with and without one silo, which moves the sums by its own integers."""
     start = {"a": torch.zeros(updates.shape[1], dtype=torch.float64)}
     trained = {"a": torch.from_numpy(updates)}
-    fields, within = clipped_updates(trained, start, clip, ADAPTING.clip_units)
+    fields, within = clipped_updates(trained, start, clip, ADAPTING)
+    assert within is not None
     for row, word in zip(fields["a"].t.tolist(), within.t.tolist(), strict=True):
         assert abs(word) == WITHIN_UNITS
         assert sum(value * value for value in (*row, word)) <= CLIP_UNITS**2
@@ -135,7 +137,8 @@ def test_the_worst_pair_moves_them_by_all_that_the_accountant_counts() -> None:
     """A long update along one weight: nothing is wasted, and the noise is as without the share."""
     start = {"a": torch.zeros(3, dtype=torch.float64)}
     trained = {"a": torch.tensor([[0.0, 1e9, 0.0]], dtype=torch.float64)}
-    fields, within = clipped_updates(trained, start, 1.0, ADAPTING.clip_units)
+    fields, within = clipped_updates(trained, start, 1.0, ADAPTING)
+    assert within is not None
     moved = math.hypot(*fields["a"].t[0].tolist(), int(within.t[0]))
     assert CLIP_UNITS - 2 < moved <= CLIP_UNITS
     assert ADAPTING.sigma() == PRIVACY.sigma()
@@ -158,7 +161,8 @@ def test_without_noise_the_clip_goes_to_the_quantile_of_planted_norms(
     start = {"a": torch.zeros(7, dtype=torch.float64)}
     trained, clip = {"a": torch.from_numpy(directions)}, first
     for _ in range(400):
-        _, words = clipped_updates(trained, start, clip, ADAPTING.clip_units)
+        _, words = clipped_updates(trained, start, clip, ADAPTING)
+        assert words is not None
         within = share_within(int(words.t.sum()), len(norms))
         assert within == pytest.approx((norms <= clip).mean())
         following = next_clip(clip, within, quantile)
@@ -183,7 +187,7 @@ def test_a_clip_stays_finite_whatever_the_noise() -> None:
 def test_updates_within_an_adapting_clip_come_back_whole() -> None:
     start = {"a": torch.zeros(4, dtype=torch.float64)}
     trained = {"a": torch.tensor([[0.1, -0.2, 0.3, 0.0]], dtype=torch.float64)}
-    fields, _ = clipped_updates(trained, start, 3.0, ADAPTING.clip_units)
+    fields, _ = clipped_updates(trained, start, 3.0, ADAPTING)
     total = {name: field.t.sum(0) for name, field in fields.items()}
     mean = mean_update(total, start, 3.0, 1, ADAPTING.clip_units)
     torch.testing.assert_close(mean["a"], trained["a"][0], rtol=0, atol=1e-6)

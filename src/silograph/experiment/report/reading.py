@@ -45,6 +45,13 @@ WITHHELD = (
     "Scores, losses and figures of work are withheld because of differential privacy: each silo "
     "scores the model for itself, in its own result."
 )
+
+
+def scores_are_withheld(dp_epsilon: float | None, *, is_simulation: bool) -> bool:
+    """Whether silos send no scores, because of differential privacy; a simulation has them."""
+    return dp_epsilon is not None and not is_simulation
+
+
 # Of run.json.
 NEEDED = ("config", "given", "method", "versions", "model", "metrics", "dataset", "partition_hash")
 
@@ -142,7 +149,14 @@ class RunRecord:
     @property
     def withheld(self) -> str | None:
         """Why silos send no scores, in a sentence; None where they do, or a simulation has them."""
-        return WITHHELD if self.is_private and self.cut is None else None
+        epsilon, is_simulation = self.about["config"].get("dp_epsilon"), self.cut is not None
+        return WITHHELD if scores_are_withheld(epsilon, is_simulation=is_simulation) else None
+
+    @property
+    def client_table(self) -> list[dict[str, str]]:
+        """Rows of clients.csv, without figures of work where they are withheld."""
+        left_out = {"flops"} if self.withheld else set[str]()
+        return [{n: cell for n, cell in row.items() if n not in left_out} for row in self.clients]
 
     @property
     def by_validation(self) -> bool:
@@ -204,7 +218,7 @@ class RunRecord:
 
     @property
     def better_personalized(self) -> str | None:
-        """One line about clients whose own models are better than the server's; None elsewhere."""
+        """One line about clients whose own models are better than the server's; None otherwise."""
         scores = self.scores("test")
         return better_personalized_text(
             self.metric, self.judge, scores.get("server"), scores.get("personalized")

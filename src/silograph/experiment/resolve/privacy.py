@@ -13,7 +13,7 @@ from silograph.core.setting_values import BALANCED, SentWeights
 from silograph.experiment.resolve.parts import Parts
 from silograph.federation.privacy.accounting import noise_multiplier_for
 from silograph.federation.privacy.discrete_gaussian import MOST_SIGMA
-from silograph.federation.privacy.updates import UpdatePrivacy
+from silograph.federation.privacy.updates import LEAST_CLIP, MOST_CLIP, UpdatePrivacy
 from silograph.methods import METHODS
 from silograph.nn.bounded_subgraphs import most_changed_subgraphs
 from silograph.selection.round_robin import ROUND_ROBIN
@@ -119,6 +119,7 @@ def _of_nodes(config: ResolvedConfig, privacy: UpdatePrivacy) -> UpdatePrivacy:
 
 def exclusions_of_privacy(config: RunConfig, parts: Parts) -> Iterator[Exclusion]:
     """Yield what would let anything leave besides clipped sums with noise."""
+    # 1. What the method and the selector send
     method, selector, what = parts.method.part, parts.selector.part, "dp_epsilon"
     yield (
         not method.clips_updates,
@@ -145,6 +146,7 @@ def exclusions_of_privacy(config: RunConfig, parts: Parts) -> Iterator[Exclusion
         f"got weights_as={config.weights_as} weight_rows={config.weight_rows}: leave them out",
         ("weights_as", "weight_rows", what),
     )
+    # 2. Options that send or use figures
     sends_or_uses_figures = {
         "normalize": config.normalize == "standard",
         "edge_weights": config.edge_weights == "scale",
@@ -165,7 +167,15 @@ def exclusions_of_privacy(config: RunConfig, parts: Parts) -> Iterator[Exclusion
             f"of silos without noise; leave {name} out",
             (name, what),
         )
+    # 3. Unit silo
     if config.dp_unit != "node":
+        adapts = config.dp_clip_quantile is not None
+        yield (
+            adapts and not LEAST_CLIP <= (config.dp_clip or CLIP) <= MOST_CLIP,
+            f"expected dp_clip from 2^-64 to 2^64 with dp_clip_quantile, got {config.dp_clip}: "
+            "silos refuse other clips that adapt; change dp_clip, or leave dp_clip_quantile out",
+            ("dp_clip", "dp_clip_quantile"),
+        )
         yield (
             config.dp_degree is not None,
             f"expected no dp_degree={config.dp_degree} for dp_unit=silo: leave it out, or use "
@@ -173,10 +183,12 @@ def exclusions_of_privacy(config: RunConfig, parts: Parts) -> Iterator[Exclusion
             ("dp_degree", "dp_unit"),
         )
         return
+    # 4. Unit node: features of several nodes
     yield (
         config.dp_clip_quantile is not None,
-        "expected no dp_clip_quantile for dp_unit=node, where a silo has as many gradients below "
-        "the clip as it has nodes: leave it out, or use dp_unit=silo",
+        f"expected no dp_clip_quantile for dp_unit=node, got {config.dp_clip_quantile}: one node "
+        "changes whether many gradients are within the clip, which the noise does not cover; "
+        "leave it out, or use dp_unit=silo",
         ("dp_clip_quantile", "dp_unit"),
     )
     mixes_nodes = {
@@ -191,6 +203,7 @@ def exclusions_of_privacy(config: RunConfig, parts: Parts) -> Iterator[Exclusion
             "features of each node by itself",
             (name, "dp_unit"),
         )
+    # 5. Unit node: other local steps
     asks_for_other_steps = {
         "optimizer": config.optimizer not in (None, "sgd"),
         "local_epochs": config.local_epochs not in (None, 1),

@@ -25,7 +25,7 @@ from silograph.evaluation.evaluate import counts_of
 from silograph.evaluation.views import means_of
 from silograph.exchange.collect import collect, local_graph
 from silograph.experiment.report import write_report
-from silograph.experiment.report.reading import WITHHELD, size_text
+from silograph.experiment.report.reading import WITHHELD, scores_are_withheld, size_text
 from silograph.experiment.resolve.data import Cut, clients_block
 from silograph.experiment.resolve.privacy import privacy_of, spare_releases
 from silograph.experiment.resolve.resolve import DTYPES
@@ -422,8 +422,8 @@ class Result:
 
     @property
     def _is_withheld(self) -> bool:
-        """Whether silos of their own send no scores, because of differential privacy."""
-        return self.config.dp_epsilon is not None and self.cut is None
+        """See `scores_are_withheld`."""
+        return scores_are_withheld(self.config.dp_epsilon, is_simulation=self.cut is not None)
 
     def _table(self) -> tuple[str, list[str], list[list[str]]]:
         """Return title, columns and rows of the scores."""

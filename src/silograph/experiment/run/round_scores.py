@@ -24,6 +24,7 @@ from silograph.evaluation.evaluate import (
 )
 from silograph.evaluation.scoring import RECEIVED
 from silograph.exchange.sent_weights import encode_weights, remembered_form
+from silograph.experiment.report.reading import scores_are_withheld
 from silograph.experiment.resolve.exclusions import (
     positive_output,
     score_request,
@@ -290,7 +291,8 @@ def _score_columns(setup: Setup, judged: JudgedRound, view_names: tuple[str, ...
 
 def progress_of(setup: Setup, row: Row) -> str:
     """Return what progress shows of a row."""
-    if setup.config.dp_epsilon is not None and setup.simulated is None:
+    is_simulation = setup.simulated is not None
+    if scores_are_withheld(setup.config.dp_epsilon, is_simulation=is_simulation):
         return "scores withheld: differential privacy"
     metric = run_metric(setup)
     value = row[f"val_{setup.method.evaluate.view}_{metric.name}"]

@@ -16,8 +16,8 @@ The clip may follow a quantile of the norms (Andrew, Thakkar, McMahan and Ramasw
 also says whether its norm is at most C: one more integer, +B or -B. The paper sends b - 1/2, which
 is +1/2 or -1/2 likewise, with noise of sigma_b of its own. Here all integers get the same noise,
 sigma = 2^22 z, and the update is scaled to U = sqrt(2^44 - B^2) in place of 2^22. So the norm of
-both together is at most 2^22, and the accountant counts the same as for a clip that stays. This is
-the paper's split (theorem 1): in its units z_delta = sigma / U and sigma_b = sigma / (2 B), thus
+both together is at most 2^22, and the accountant counts the same as for a fixed clip. This is the
+paper's split (theorem 1): in its units z_delta = sigma / U and sigma_b = sigma / (2 B), thus
 z_delta^-2 = (2^44 - B^2) / sigma^2 = z^-2 - (2 sigma_b)^-2.
 
 What we changed: B is a quarter of 2^22, so the update has 3.3 % more noise, and sigma_b is 2 z
@@ -62,8 +62,8 @@ class UpdatePrivacy:
         sensitivity: most that one unit changes in a released sum, as a multiple of C.
         degree: K, edges of a node that are sampled at most; 0: the unit is a silo.
         hops: r, how far the gradient of a training node reads; 0: the unit is a silo.
-        quantile: gamma, of the norms of updates, which the clip follows from `clip` on; None: it
-            stays.
+        quantile: gamma, of the norms of updates, which the clip follows from `clip` on; None: a
+            fixed clip.
     """
 
     unit: str
@@ -117,18 +117,24 @@ def norms_of(updates: np.ndarray) -> np.ndarray:
     return np.where(finite, norms, np.inf)
 
 
-def clip_to_grid(updates: np.ndarray, clip: float, clip_units: int = CLIP_UNITS) -> np.ndarray:
+def clip_to_grid(
+    updates: np.ndarray,
+    clip: float,
+    clip_units: int = CLIP_UNITS,
+    norms: np.ndarray | None = None,
+) -> np.ndarray:
     """Return updates as integers whose norm is at most `clip_units`.
 
     Args:
         updates: (C, n) float64; the row of a client that has NaN or infinity becomes 0.
         clip: C, the norm to which longer rows are scaled.
         clip_units: the clip in units of the grid.
+        norms: what `norms_of` returns for the updates; None: they are computed here.
 
     Returns:
         (C, n) int64.
     """
-    norms = norms_of(updates)
+    norms = norms_of(updates) if norms is None else norms
     values = np.where(np.isfinite(updates).all(1, keepdims=True), updates, 0.0)
     units = clip_units * (values / np.maximum(norms, clip))
     while True:
@@ -143,32 +149,34 @@ def clipped_updates(
     trained: Mapping[str, Tensor],
     start: Mapping[str, Tensor],
     clip: float,
-    clip_units: int = CLIP_UNITS,
-) -> tuple[dict[str, Stacked], Stacked]:
+    privacy: UpdatePrivacy,
+) -> tuple[dict[str, Stacked], Stacked | None]:
     """Return clients' updates as integer fields by name, and which are within the clip.
 
     Args:
         trained: (C, ...) weights after training.
         start: (...) weights that they received.
-        clip: C.
-        clip_units: the clip in units of the grid; see `clip_to_grid`.
+        clip: C of the round.
+        privacy: of the run.
 
     Returns:
         Updates (C, ...) int64, and (C,) int64 `WITHIN_UNITS` for a norm of at most C, else minus
-        that.
+        that; None for a fixed clip.
     """
     parts = {name: (w.double() - start[name].double()).flatten(1) for name, w in trained.items()}
     updates = torch.cat(list(parts.values()), 1).cpu().numpy()
-    rows = clip_to_grid(updates, clip, clip_units)
-    is_within = torch.from_numpy(norms_of(updates)[:, 0] <= clip)
-    device = next(iter(parts.values())).device
-    within = torch.where(is_within, WITHIN_UNITS, -WITHIN_UNITS).to(device)
+    norms = norms_of(updates)
+    rows = clip_to_grid(updates, clip, privacy.clip_units, norms)
     fields, begin = dict[str, Stacked](), 0
     for name, part in parts.items():
         values = torch.from_numpy(rows[:, begin : begin + part.shape[1]].copy())
         fields[name] = Stacked(values.view(trained[name].shape).to(part.device))
         begin += part.shape[1]
-    return fields, Stacked(within)
+    if privacy.quantile is None:
+        return fields, None
+    is_within = torch.from_numpy(norms[:, 0] <= clip)
+    device = next(iter(parts.values())).device
+    return fields, Stacked(torch.where(is_within, WITHIN_UNITS, -WITHIN_UNITS).to(device))
 
 
 def mean_update(

@@ -364,6 +364,11 @@ class Audit:
         self._bytes: Counter[str] = Counter()  # by event, not yet in a line
         self.signer: HeadSigner | None = None  # signs heads, where there is a key
 
+    @property
+    def charged(self) -> Mapping[str, Mapping[str, Any]]:
+        """What runs had cost of the privacy budget when this process began, by run."""
+        return {each.run: each.spent for each in self.runs.values() if each.spent is not None}
+
     def of_run(self, run: str) -> "RunAudit":
         """Return the record of one run."""
         return RunAudit(self, run, self.runs.get(run))
@@ -504,9 +509,8 @@ class RunAudit:
 
     @property
     def charged(self) -> Mapping[str, Mapping[str, Any]]:
-        """What runs had cost of the privacy budget when this process began, by run."""
-        runs = self._audit.runs.values()
-        return {each.run: each.spent for each in runs if each.spent is not None}
+        """See `Audit.charged`."""
+        return self._audit.charged
 
     @property
     def others(self) -> tuple[int, int]:
