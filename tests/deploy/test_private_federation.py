@@ -333,7 +333,7 @@ def test_lost_charges_are_noticed_by_the_audit(make_graph: MakeGraph, tmp_path: 
         state=silos[1] / "state",
         audit=silos[1] / "audit.jsonl",
     )
-    with raises_code(CheckpointError, "damaged-file", path=ledger):
+    with raises_code(CheckpointError, "damaged-file", path=str(ledger)):
         take_part_in_run(read_silo(silos[1]), attendance)
     ledger.write_bytes(whole)
     federate(silos, config, PLAIN, own=audits)
