@@ -19,6 +19,7 @@ from silograph.experiment.terminal_table import markdown_table
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+from epsilon import LOCAL
 from privacy_cells import (
     CHOSEN_AT,
     EPSILONS,
@@ -82,7 +83,6 @@ PRIVATE: Settings = {
     "dp_unit": "node",
 }
 ROUNDS_WITHOUT = {"rounds": 60, "eval_every": 5}
-LOCAL = Arm("local", {"method": "local", **ROUNDS_WITHOUT})
 LOCAL_MLP = Arm("local MLP", {"method": "local", "model": "mlp", **ROUNDS_WITHOUT})
 FEDERATED = Arm("not private", {"method": "fedopt", **ROUNDS_WITHOUT})
 
@@ -131,24 +131,31 @@ def models(cells: Cells) -> str:
     return markdown_table(["model", *(arm.choice for arm in arms)], rows)
 
 
+def with_local(cells: Cells) -> Cells:
+    """Add the runs of local training, which are those of the page on silos."""
+    cells.lines += [line for line in Cells(HERE / "epsilon.jsonl").lines if line["arm"] == "local"]
+    return cells
+
+
 def measure(data_dir: str) -> None:
     """Run all cells that have not run."""
     torch.set_num_threads(1)
-    cells = Cells(HERE / "node_epsilon.jsonl", data_dir)
+    cells = with_local(Cells(HERE / "node_epsilon.jsonl", data_dir))
     for place in PLACES:
         cells.measure([place], arms_at(place))
 
 
 def write() -> None:
     """Write the page's tables and plot."""
-    cells = Cells(HERE / "node_epsilon.jsonl")
+    own = Cells(HERE / "node_epsilon.jsonl")
+    cost, cells = own.cost(), with_local(own)
     every = sorted(PLACES, key=lambda p: (p.cut, p.silos, GRAPHS.index(p.graph)))
     own_choices = [Place(graph, "metis", 10) for graph in STEPS]
     sections = {
         "table": table(cells, every, arms_at),
         "choices": choices(cells, own_choices, lambda p: private_arms(p.graph)[::2]),
         "models": models(cells),
-        "cost": cells.cost(),
+        "cost": cost,
     }
     title = "Single nodes hidden: test accuracy beside local training"
     plot = gaps(cells, title, SHOWN, lambda p: [LOCAL, *private_arms(p.graph)[:-1]])

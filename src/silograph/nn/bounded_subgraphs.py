@@ -27,6 +27,11 @@ paper, which has edges with directions.)
 If v has more than K edges, its features, label and role are covered in the same way: replacing
 them changes no edge, so at most B subgraphs. Which edges it has is not covered.
 
+Where roles are shares of all nodes, one node more moves the role of at most one other. There is
+room for it: of the 2 B - 1 subgraphs one is that of v itself, whose gradient is there or not, so it
+changes the sum by C at most, and the moved role by another C. Folds move two roles, and are refused
+(`silograph.experiment.resolve.privacy`).
+
 n: rows of a block. S: subgraphs. N: rows of all subgraphs. r: hops. K: sampled edges of a node.
 """
 

@@ -160,6 +160,7 @@ REFUSED: list[tuple[dict[str, Any], list[str]]] = [
     ({"dp_clip_quantile": 0.5}, ["dp_clip_quantile", "dp_unit"]),
     ({"normalize": "standard_client"}, ["normalize", "dp_unit"]),
     ({"features": "degree"}, ["features", "dp_unit"]),
+    ({"split": "fold=1/5"}, ["split", "dp_unit"]),
     ({"features": "onehot-degree"}, ["features", "dp_unit"]),
     ({"dp_unit": "silo", "dp_degree": 3}, ["dp_degree", "dp_unit"]),
 ]

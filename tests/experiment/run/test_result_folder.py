@@ -132,7 +132,7 @@ def test_how_the_run_came_about(done: tuple[Path, Result], make_graph: MakeGraph
         "judge": "server",
         "seen": "through its own client's graph",
         "held": None,
-        "facts": {},
+        "facts": dict(fedavg.facts),
     }
     assert about["source"] is None  # the graph was in memory
     assert set(about["versions"]) >= {"python", "silograph", "torch", "numpy", "scipy", "pymetis"}

@@ -183,7 +183,7 @@ def exclusions_of_privacy(config: RunConfig, parts: Parts) -> Iterator[Exclusion
             ("dp_degree", "dp_unit"),
         )
         return
-    # 4. Unit node: features of several nodes
+    # 4. Unit node: figures and features of several nodes
     yield (
         config.dp_clip_quantile is not None,
         f"expected no dp_clip_quantile for dp_unit=node, got {config.dp_clip_quantile}: one node "
@@ -194,13 +194,14 @@ def exclusions_of_privacy(config: RunConfig, parts: Parts) -> Iterator[Exclusion
     mixes_nodes = {
         "features": "degree" in config.features,
         "normalize": config.normalize == "standard_client",
+        "split": (config.split or "").startswith("fold="),  # moves the roles of two other nodes
     }
     for name, is_given in mixes_nodes.items():
         yield (
             is_given,
             f"expected no {name}={getattr(config, name)} for dp_unit=node: one node would change "
-            f"features of others, which the noise does not count; leave {name} out, or prepare "
-            "features of each node by itself",
+            f"features or roles of others, which the noise does not count; leave {name} out, or "
+            "prepare features of each node by itself",
             (name, "dp_unit"),
         )
     # 5. Unit node: other local steps

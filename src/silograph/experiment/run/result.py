@@ -535,7 +535,7 @@ class Result:
         privacy = privacy_of(self.config)
         if privacy is None or self.model is None or not self.rounds:
             return None
-        silos = int(self.rounds[-1]["participants"])
+        silos = int(self.rounds[-1]["participants"] or 1)
         num_weights = sum(w.numel() for w in self.model.weights.values())
         shares = shares_of(silos, secure=self.config.secure_aggregation)
         # In units of the clip: the noise of the sum, and the longest sum of all silos.

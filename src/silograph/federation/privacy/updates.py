@@ -133,7 +133,12 @@ def clip_to_grid(
 
     Returns:
         (C, n) int64.
+
+    Raises:
+        ValueError: a clip that is not positive and finite, which would bound nothing.
     """
+    if not 0 < clip < math.inf:
+        raise ValueError(f"expected a positive, finite clip, got {clip}")
     norms = norms_of(updates) if norms is None else norms
     values = np.where(np.isfinite(updates).all(1, keepdims=True), updates, 0.0)
     units = clip_units * (values / np.maximum(norms, clip))
