@@ -65,8 +65,9 @@ TEXT = """\
 
 Each method ran on Cora in 8 random silos with its defaults, and the server tried to recover what
 silos hold. *Fraction found* is what `silograph attack` recovers in a simulation. *On the policy's
-terms* is the same with the strict policy's limits: `evaluation_min_count` 5 and, for `label_guided`, at least
-5 nodes and 2 silos in each row. *Allowed* says whether the strict policy lets the method run.
+terms* is that with the strict policy's limits: `evaluation_min_count` 5 and, for `label_guided`,
+at least 5 nodes and 2 silos in each row. *Allowed* says whether the strict policy lets the method
+run.
 [Security](../../docs/security.md) explains who can learn what.
 
 ## How it was measured
