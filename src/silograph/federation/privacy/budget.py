@@ -71,6 +71,11 @@ class BudgetUse:
 
     def __str__(self) -> str:
         """Return one line for people."""
+        if not self.runs:
+            return (
+                f"nothing is spent yet of epsilon {self.allowed:g} at delta {self.delta:g} for a "
+                f"{self.unit}"
+            )
         return (
             f"epsilon {self.spent:.4g} of {self.allowed:g} at delta {self.delta:g} for a "
             f"{self.unit} is spent by {count_of(self.runs, 'run')}, and one more run may cost up "
