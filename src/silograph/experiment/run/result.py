@@ -552,7 +552,7 @@ class Result:
             "more silos" if privacy.unit == "silo" else "more training nodes, a smaller dp_degree"
         )
         return (
-            f"the noise of a round is about {noise / longest:.2g} times as long as all "
+            f"the noise of a round is about {noise / longest:,.1f} times as long as all "
             f"{'updates' if privacy.unit == 'silo' else 'gradients'} together can be: use fewer "
             f"weights (layers, hidden), fewer rounds, {more} or a larger dp_epsilon, and compare "
             "with --method local"
