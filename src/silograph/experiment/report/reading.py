@@ -219,6 +219,8 @@ class RunRecord:
     @property
     def better_personalized(self) -> str | None:
         """One line about clients whose own models are better than the server's; None otherwise."""
+        if self.is_private:  # few methods for own models could be used instead
+            return None
         scores = self.scores("test")
         return better_personalized_text(
             self.metric, self.judge, scores.get("server"), scores.get("personalized")
