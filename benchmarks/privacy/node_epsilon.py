@@ -39,7 +39,7 @@ HERE = Path(__file__).parent
 PLACES = [
     *(Place("pubmed", "random", silos) for silos in (100, 1000)),
     *(Place(graph, "metis", 10) for graph in GRAPHS),
-    *(Place(graph, "metis", 100) for graph in ("cora", "pubmed")),
+    *(Place(graph, "metis", 100) for graph in GRAPHS),
 ]
 SHOWN = [p for p in PLACES if p.graph == "pubmed" or p == Place("cora", "metis", 10)]  # in the plot
 DELTAS = {"cora": 1e-4, "citeseer": 1e-4, "pubmed": 1e-5}  # below 1 / number of nodes
