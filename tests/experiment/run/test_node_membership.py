@@ -115,14 +115,14 @@ def scores(
     direction = (member - other).double() / CLIP_UNITS
     fewest = shares_of(SILOS, secure=secure)
     noise, ids = SimulatedNoise(privacy, secure=secure), [str(n) for n in range(fewest)]
-    found = list[np.ndarray]()
+    projections = list[np.ndarray]()
     for number, known in enumerate((member, other)):
         values = torch.zeros(fewest, TRIALS, *known.shape, dtype=torch.int64)
         values[0] += known
         reply = noise.add({"update/w": Stacked(values)}, ids, Key.of(number), SILOS)
         moved = (reply["update/w"].t.sum(0) - other).double() / CLIP_UNITS
-        found.append((moved * direction).sum((1, 2)).numpy())
-    return found[0], found[1]
+        projections.append((moved * direction).sum((1, 2)).numpy())
+    return projections[0], projections[1]
 
 
 def privacy_of_run(degree: int, layers: int, rounds: int) -> UpdatePrivacy:

@@ -131,7 +131,21 @@ def test_what_a_result_says(make_graph: MakeGraph, tmp_path: Path) -> None:
     assert "epsilon at delta" in page
     assert "chosen by validation" not in page
     assert WITHHELD not in " ".join(result.summary().split())  # a simulation has scores
+    assert "it hides nothing" in page
     assert go(make_graph(60)).privacy is None
+
+
+def test_a_note_says_when_noise_is_longer_than_updates(make_graph: MakeGraph) -> None:
+    """In units of the clip the noise of a sum is z sqrt(m d) long, and the updates m at most."""
+    result = go(make_graph(60), **DP)
+    assert result.privacy is not None
+    num_weights = sum(w.numel() for w in weights_of(result).values())
+    ratio = result.privacy["noise_multiplier"] * math.sqrt(num_weights / result.config.clients)
+    assert ratio > 1
+    summary = " ".join(result.summary().split())
+    assert f"about {ratio:,.1f} times as long" in summary
+    quiet = go(make_graph(60), **DP | {"dp_epsilon": 1e6})
+    assert "times as long" not in quiet.summary()
 
 
 def test_the_server_optimizer_steps_along_the_noised_mean(make_graph: MakeGraph) -> None:

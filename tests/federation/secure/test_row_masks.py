@@ -444,7 +444,9 @@ def ragged(values: np.ndarray) -> Ragged:
 
 
 def sums_of_pass(
-    silos: Mapping[str, RowMasker], told: Callable[[str], Mapping[str, str]], without: str = ""
+    silos: Mapping[str, RowMasker],
+    agreement_of: Callable[[str], Mapping[str, str]],
+    without: str = "",
 ) -> np.ndarray:
     """Return the sums that a receives in a pass; the server drops what silo `without` sends."""
     key = {"key": FieldSpec(Ragged, masking="key")}
@@ -458,8 +460,8 @@ def sums_of_pass(
         inbox: Payload = {
             "silos": Shared(names),
             "keys": Shared(torch.stack([offers[n] for n in SILOS])),
-            "slot_silos": ragged(sets_of(slots_of(name), told(name))),
-            "row_silos": ragged(sets_of(rows_of(name), told(name))),
+            "slot_silos": ragged(sets_of(slots_of(name), agreement_of(name))),
+            "row_silos": ragged(sets_of(rows_of(name), agreement_of(name))),
         }
         silos[name].unmask_inbox(keys, inbox)
     masked = {

@@ -225,8 +225,8 @@ def test_why_a_silo_does_not_reach_its_server_is_said_without_words_of_grpc(addr
     silo = replace(attaching(address, None, patience=0.0), roots=b"")
     with pytest.raises(ConfigError) as error:
         take_part(silo)
-    said = str(error.value)
-    assert not re.search("unavailable|unknown:|failed to connect|resolving", said, re.IGNORECASE)
+    text = str(error.value)
+    assert not re.search("unavailable|unknown:|failed to connect|resolving", text, re.IGNORECASE)
 
 
 class Past(datetime.datetime):
