@@ -139,7 +139,7 @@ def test_a_note_says_when_noise_is_longer_than_updates(make_graph: MakeGraph) ->
     """In units of the clip the noise of a sum is z sqrt(m d) long, and the updates m at most."""
     result = go(make_graph(60), **DP)
     assert result.privacy is not None
-    num_weights = sum(w.numel() for w in weights_of(result).values())
+    num_weights = sum(w.numel() for w in of(result).values())
     ratio = result.privacy["noise_multiplier"] * math.sqrt(num_weights / result.config.clients)
     assert ratio > 1
     summary = " ".join(result.summary().split())
