@@ -19,7 +19,7 @@ from silograph.nn.correction import Proximal
 from silograph.nn.fit import Fitted, Schedule, Training, TrainingInputs
 from silograph.nn.masked import SparseMasks
 from silograph.nn.optim import SGD, Adam, Optimizer
-from silograph.nn.rating_compiled import CompiledPasses
+from silograph.nn.rating_compiled import CompiledPasses, DistinctNodes
 from silograph.nn.rating_model import RatingModel
 from silograph.nn.rating_steps import rating_graph as messages_of
 
@@ -73,10 +73,17 @@ def test_both_train_alike(
     assert work == other > 0
 
 
-def test_both_predict_alike(block: ClientBlock) -> None:
-    """Users and items without a training rating are among them."""
-    graph = messages_of(block, torch.float64)
-    assert (graph.slot < 2).any()
+def test_both_predict_alike() -> None:
+    """Also users and items without training ratings, of which those without edges share a row."""
+    graph = rating_graph(60, 80, 100)
+    split = choose_split(graph, whole(graph), "0.4/0.3/0.3", KEY)
+    block = make_block(graph, whole(graph), split, torch.float64)[0]
+    messages = messages_of(block, torch.float64)
+    is_alone = messages.adj.degree == 0
+    assert (messages.slot < 2)[~is_alone].any()
+    alone = messages.slot[is_alone]
+    distinct = len(DistinctNodes.of(messages).slot)
+    assert distinct == len(messages.slot) - len(alone) + len(alone.unique()) < len(messages.slot)
     found, _ = fitted("torch", Training(MODEL, ADAM, Schedule(4)), block)
     weights = found.tensors
     ours, theirs = (b.predict(MODEL, weights, block, found.tables) for b in (COMPILED, TORCH))

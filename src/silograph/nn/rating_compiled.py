@@ -1,13 +1,17 @@
 """The GCN of ratings by the compiled kernels: the gradient of a step, and predictions.
 
 Steps, optimizers and tables are those of `silograph.nn.rating_steps`, products and sums over edges
-torch's. Rows of the table are mapped before users and items sum over them, which is the same.
+torch's. Rows of the table are mapped before users and items sum over them, which is the same. Users
+without training ratings and trust have the same embeddings in every layer, and so have items
+without training ratings: they share one row.
 
-E: users and items. O: width of a layer. R: ratings.
+E: users and items. D: distinct ones. O: width of a layer. R: ratings. t: rows of the table.
 """
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -23,6 +27,7 @@ from silograph.nn.kernel_block import contiguous
 from silograph.nn.kernels import ratings as kernels
 from silograph.nn.rating_model import HEAD_BIAS, HEAD_WEIGHT, RatingModel
 from silograph.nn.rating_steps import (
+    RatingGraph,
     at_ratings,
     fit_pairs,
     rating_graph,
@@ -48,30 +53,66 @@ def predict(
     return CompiledPasses(model, require_one_client(block)).predict(weights, tables)
 
 
+@dataclass(frozen=True, eq=False)
+class DistinctNodes:
+    """The users and items of one client, one for all that are alike in every layer.
+
+    Attributes:
+        slot: (D,) int64 row of each in the tables.
+        key: (D,) int64 counter of its draws.
+        features: (D, 2) sums of transition probabilities, `RatingGraph.gcn_chance`.
+        edges: (D, D) weights of the GCN.
+        table_edges: (D, t) the same with rows of the table in place of those who send.
+        user: (R,) int64 user of each rating of the client, among them.
+        item: (R,) int64 its item.
+    """
+
+    slot: Tensor
+    key: Tensor
+    features: Tensor
+    edges: CSR
+    table_edges: CSR
+    user: Tensor
+    item: Tensor
+
+    @staticmethod
+    def of(graph: RatingGraph) -> "DistinctNodes":
+        """Return the distinct users and items: those without edges are alike if their rows are."""
+        count = len(graph.slot)
+        label = torch.where(graph.adj.degree > 0, len(graph.key) + torch.arange(count), graph.slot)
+        _, first, inverse = np.unique(label.numpy(), return_index=True, return_inverse=True)
+        kept, number = torch.from_numpy(first), torch.from_numpy(inverse)
+        edges = CSR.from_scipy(graph.gcn.scipy()[first][:, first])
+        slot = graph.slot[kept]
+        return DistinctNodes(
+            slot,
+            graph.key[slot],
+            graph.gcn_chance[kept],
+            edges,
+            edges.with_columns(slot[edges.indices.long()], len(graph.key)),
+            number[graph.user],
+            number[graph.item],
+        )
+
+
 class CompiledPasses:
     """The GCN at one client; see `PairPasses`."""
 
     def __init__(self, model: RatingModel, block: ClientBlock) -> None:
         self._model, self._block = model, block
-        self._graph = rating_graph(block, dtype_of(block))
-        self._features = self._graph.gcn_chance.numpy()
-        self._sums_of_rows = block.once("sums of table rows", CSR, self._build_sums_of_rows)
-
-    def _build_sums_of_rows(self) -> CSR:
-        """Return the edges (E, t) with rows of the table in place of the users and items there."""
-        gcn, slot = self._graph.gcn, self._graph.slot
-        return gcn.with_columns(slot[gcn.indices.long()], len(self._graph.key))
+        self._graph = graph = rating_graph(block, dtype_of(block))
+        self._nodes = block.once("nodes", DistinctNodes, lambda: DistinctNodes.of(graph))
 
     def gradient(
         self, values: Params, seeds: Tensor, pair: Tensor, key: Key
     ) -> tuple[Tensor, Params]:
         """See `PairPasses`."""
-        graph = self._graph
+        nodes = self._nodes
         layer_inputs = self._layer_inputs(values, key)
-        pairs = self._pairs(values, layer_inputs[-1], graph.user[pair], graph.item[pair])
+        pairs = self._pairs(values, layer_inputs[-1], nodes.user[pair], nodes.item[pair])
         grads = {name: torch.empty_like(w) for name, w in values.items()}
         g = torch.empty_like(layer_inputs[-1])
-        bias = g.new_empty(len(graph.slot), 1)
+        bias = g.new_empty(len(nodes.slot), 1)
         head_gradient = kernels.HeadGradient(
             h=g.numpy(),
             bias=bias.numpy(),
@@ -80,7 +121,7 @@ class CompiledPasses:
         )
         y = contiguous(self._block.y[seeds], g.numpy().dtype)
         loss = kernels.loss_gradient(pairs, y, head_gradient)
-        grads[BIAS] = torch.zeros_like(values[BIAS]).index_add_(0, graph.slot, bias)
+        grads[BIAS] = torch.zeros_like(values[BIAS]).index_add_(0, nodes.slot, bias)
         for layer in reversed(range(self._model.layers)):
             g = self._backward_layer(layer, values, layer_inputs, g, grads)
         grads[EMBEDDING] = g
@@ -88,26 +129,27 @@ class CompiledPasses:
 
     def predict(self, weights: Mapping[str, Tensor], tables: State) -> Tensor:
         """See `PairPasses`."""
-        graph, values = self._graph, values_of(self._model, weights, self._block, tables)
+        graph, nodes = self._graph, self._nodes
+        values = values_of(self._model, weights, self._block, tables)
         report_each(self._model.flops(self._block, len(graph.row), passes=1))
         h = self._layer_inputs(values, None)[-1]
         out = h.new_empty(len(graph.row), 1)
-        kernels.predict(self._pairs(values, h, graph.user, graph.item), out.numpy())
+        kernels.predict(self._pairs(values, h, nodes.user, nodes.item), out.numpy())
         return at_ratings(self._block, graph.row, out)
 
     def _layer_inputs(self, values: Params, key: Key | None) -> list[Tensor]:
         """Return the inputs of each layer, first rows of the table, and the outputs of the last."""
-        graph, model, layer_inputs = self._graph, self._model, [values[EMBEDDING]]
+        nodes, model, layer_inputs = self._nodes, self._model, [values[EMBEDDING]]
         for layer in range(model.layers):
             mapped = layer_inputs[-1] @ values[f"{layer}.weight"]
-            edges = graph.gcn if layer else self._sums_of_rows
+            edges = nodes.edges if layer else nodes.table_edges
             out = sparse_product(edges, mapped, symmetric=True)
             edge, bias = (contiguous(values[f"{layer}.{name}"]) for name in ("edge", "bias"))
-            kernels.finish(out.numpy(), self._features, edge, bias, layer < model.layers - 1)
+            kernels.finish(
+                out.numpy(), nodes.features.numpy(), edge, bias, layer < model.layers - 1
+            )
             if layer < model.layers - 1 and model.dropout and key is not None:
-                out = dropped(
-                    out, model.dropout, graph.key[graph.slot], key.fold("layer", layer + 1)
-                )
+                out = dropped(out, model.dropout, nodes.key, key.fold("layer", layer + 1))
             layer_inputs.append(out)
         return layer_inputs
 
@@ -115,22 +157,25 @@ class CompiledPasses:
         self, layer: int, values: Params, layer_inputs: list[Tensor], g: Tensor, grads: Params
     ) -> Tensor:
         """Fill the gradient of a layer's weights; return the gradient of its inputs."""
-        graph, model = self._graph, self._model
+        nodes, model = self._nodes, self._model
         edge, bias = (grads[f"{layer}.{name}"].numpy() for name in ("edge", "bias"))
         relu, scale = layer < model.layers - 1, 1 / keep_probability(model.dropout)
         kernels.finish_back(
-            layer_inputs[layer + 1].numpy(), g.numpy(), self._features, edge, bias, relu, scale
+            layer_inputs[layer + 1].numpy(),
+            g.numpy(),
+            nodes.features.numpy(),
+            edge,
+            bias,
+            relu,
+            scale,
         )
-        mapped = sparse_product(graph.gcn, g, symmetric=True)
-        if not layer:
-            rows = mapped.new_zeros(len(graph.key), mapped.shape[1])
-            mapped = rows.index_add_(0, graph.slot, mapped)
+        mapped = sparse_product(nodes.edges if layer else nodes.table_edges.transposed, g)
         torch.mm(layer_inputs[layer].T, mapped, out=grads[f"{layer}.weight"])
         return mapped @ values[f"{layer}.weight"].T
 
     def _pairs(self, values: Params, h: Tensor, user: Tensor, item: Tensor) -> kernels.PairArrays:
         """Return ratings (R,) with embeddings and biases of their ends for the kernels."""
-        bias, w = values[BIAS].index_select(0, self._graph.slot), values[HEAD_WEIGHT]
+        bias, w = values[BIAS].index_select(0, self._nodes.slot), values[HEAD_WEIGHT]
         level = self._graph.mean + float(values[HEAD_BIAS])
         return kernels.PairArrays(
             user.numpy(), item.numpy(), h.numpy(), bias.numpy(), contiguous(w), level
