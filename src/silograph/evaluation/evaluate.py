@@ -360,16 +360,17 @@ def sum_histograms(
             # In NumPy: torch takes twenty times as long to see whether any of many is not 0. Sums
             # are several times as fast without a change of type, where they cannot overflow.
             table, part = bins.cpu().numpy(), name.removesuffix(HISTOGRAM)
-            by_client = table.reshape(len(table), -1)
-            most, least = by_client.max(axis=1, initial=0), by_client.min(axis=1, initial=0)
+            # Of counts as unsigned numbers, among which negative ones are the largest.
+            unsigned = table.view(f"u{table.itemsize}")
+            most = unsigned.reshape(len(table), -1).max(axis=1, initial=0)
             if rules.merges:
                 all_counts[name] = spread_bins(bins, rules.min_count)
             else:
-                bound = len(table) * max(int(most.max(initial=0)), -int(least.min(initial=0)))
-                fits_int32 = table.dtype == np.int32 and bound < 2**31
-                total = table.sum(axis=0, dtype=np.int32 if fits_int32 else np.int64)
+                fits_int32 = len(table) * int(most.max(initial=0)) < 2**31
+                dtype = np.int32 if fits_int32 and table.dtype == np.int32 else np.int64
+                total = table.sum(axis=0, dtype=dtype)
                 all_counts[name] = torch.from_numpy(total).to(bins.device, torch.int64)
-            has_any = torch.from_numpy((most != 0) | (least != 0))
+            has_any = torch.from_numpy(most != 0)
             all_counts[f"{part}.has_histogram"] = has_any.to(bins.device)
     return all_counts
 

@@ -437,10 +437,12 @@ def untouched_rows_after(training: Training, start: Tensor, steps: int) -> Tenso
     if stays_without_data(training, start, steps):
         return start.clone(memory_format=torch.contiguous_format)
     # Compared by its bits, as kernels write weights in place, which torch does not see. NumPy takes
-    # a quarter of the time of `torch.equal`.
+    # a quarter of the time of `torch.equal`; the first rows mostly differ where any do.
     latest, bits = training.rows_without_data, start.contiguous().view(torch.int32).numpy()
     for others, before, after in latest:
-        if others == steps and np.array_equal(before, bits):
+        if others != steps or not np.array_equal(before[:1], bits[:1]):
+            continue
+        if np.array_equal(before, bits):
             return after
     after = _step_without_data(training, start, steps)
     latest[MOST_LATEST - 1 :] = []
