@@ -26,6 +26,7 @@ from silograph.core.key import Key
 from silograph.core.numeric_state import standard_numerics, torch_threads
 from silograph.core.payload import Shared, with_prefix
 from silograph.core.resolved_config import ResolvedConfig, training_key
+from silograph.core.work import REUSED_MEMORY
 from silograph.exchange.collect import collect, fit_statistics
 from silograph.exchange.feature_drift import DriftForm, measure_drift
 from silograph.exchange.shared_biases import share_biases
@@ -607,6 +608,7 @@ def train(
             if not rows and snapshot.pending is not None:  # scored when round 2 begins
                 metric = loss_text(snapshot.pending.row)
             display.update(snapshot.round, metric)
+        REUSED_MEMORY.release()  # no client trains any more, and the uncut graph needs memory
         result = make_result(
             setup,
             snapshot,
