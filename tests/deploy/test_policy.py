@@ -25,6 +25,7 @@ from silograph.deploy.policy import (
     check_code,
     describe_policy,
     read_policy,
+    refusal_of,
     write_policy,
 )
 from silograph.deploy.server_settings import ServerSettings, check_update_norm
@@ -213,11 +214,19 @@ def test_no_policy_is_what_held_before() -> None:
         ),
     ],
 )
-def test_the_first_rule_that_a_run_breaks(
+def test_why_a_run_is_refused_that_breaks_a_rule(
     rules: dict[str, Any], options: dict[str, Any], facts: dict[str, Any], says: str
 ) -> None:
     asked = dataclasses.replace(asked_run(**options), **facts)
     assert why_refused(SiloPolicy(**rules), asked) == says
+
+
+def test_all_rules_that_a_run_breaks_are_named() -> None:
+    policy = SiloPolicy(least_silos=5, most_rounds=19, kinds=WEIGHTS_ONLY)
+    refusal = refusal_of(policy, asked_run())
+    assert refusal is not None
+    assert refusal.fields["rule"] == "most_rounds"
+    assert str(refusal).endswith("or leave the run; it also breaks least_silos")
 
 
 def test_what_a_policy_just_allows() -> None:

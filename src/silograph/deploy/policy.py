@@ -153,8 +153,13 @@ class ProposedRun:
 
 
 def refusal_of(policy: SiloPolicy, run: ProposedRun) -> ConfigError | None:
-    """Return the error for the first rule that a run breaks; None if it breaks none."""
-    return next(_broken_rules(policy, run), None)
+    """Return the error for the first rule that a run breaks, and the names of others; or None."""
+    errors = {error.fields["rule"]: error for error in reversed(list(_broken_rules(policy, run)))}
+    if len(errors) < 2:
+        return next(iter(errors.values()), None)
+    *others, first = errors
+    line = f"{errors[first]}; it also breaks {' and '.join(map(str, reversed(others)))}"
+    return reword_error(errors[first], line, ConfigError)
 
 
 def _broken_rules(policy: SiloPolicy, run: ProposedRun) -> Iterator[ConfigError]:
