@@ -81,13 +81,13 @@ class DistinctNodes:
         count = len(graph.slot)
         label = torch.where(graph.adj.degree > 0, len(graph.key) + torch.arange(count), graph.slot)
         _, first, inverse = np.unique(label.numpy(), return_index=True, return_inverse=True)
-        kept, number = torch.from_numpy(first), torch.from_numpy(inverse)
+        rows, number = torch.from_numpy(first), torch.from_numpy(inverse)
         edges = CSR.from_scipy(graph.gcn.scipy()[first][:, first])
-        slot = graph.slot[kept]
+        slot = graph.slot[rows]
         return DistinctNodes(
             slot,
             graph.key[slot],
-            graph.gcn_chance[kept],
+            graph.gcn_chance[rows],
             edges,
             edges.with_columns(slot[edges.indices.long()], len(graph.key)),
             number[graph.user],
