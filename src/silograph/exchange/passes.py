@@ -104,6 +104,7 @@ from silograph.nn.reach import (
     sum_for_other_silos,
     summed,
     summed_back,
+    used_features,
     with_own_degrees,
 )
 from silograph.nn.segment import segment_sum
@@ -467,7 +468,8 @@ def send_gradients(clients: Clients, state: PassState, _: Empty) -> tuple[Empty,
             shape = block.num_features, *part.t.shape[1:]
             which = torch.zeros(block.num_clients, dtype=torch.int64, device=part.t.device)
             base = part.t.new_zeros(1, *shape)
-            gradients[name] = Patched(base, which, part.t, block.x.used.feature, part.off)
+            feature = used_features(block.x, reach_of(clients, state)).feature
+            gradients[name] = Patched(base, which, part.t, feature, part.off)
     return Empty(), WeightGradients(gradients)
 
 
@@ -538,7 +540,7 @@ def _add_gradients(block: ClientBlock, state: InPass, at: Inputs, gradients: Gra
         total = totals[full_name].t + g if full_name in totals else g
         if isinstance(at.x, SparseRows) and name in at.stage.conv.maps:
             assert isinstance(block.x, SparseRows)  # as are the inputs
-            totals[full_name] = Ragged(total, block.x.used.off)
+            totals[full_name] = Ragged(total, used_features(block.x, at.reach).off)
         else:
             totals[full_name] = Stacked(total)
     origin, enter = state.origin, state.enter

@@ -48,7 +48,7 @@ from silograph.nn.forward import (
     whole_pass,
 )
 from silograph.nn.model_options import MODEL_KINDS, ModelKind
-from silograph.nn.reach import Reach
+from silograph.nn.reach import Reach, used_features
 from silograph.nn.segment import gradients, product_gradients, segment_sum, sparse_product
 
 DRAWN_AT_MOST = 1 << 22  # entries of a weight that is drawn only to learn its shape
@@ -339,9 +339,8 @@ def entering(block: ClientBlock, reach: Reach) -> Rows:
         return block.x
     if not isinstance(block.x, SparseRows):
         return block.x.index_select(0, reach.rows)
-    if "features" not in reach.operators:  # every op of a pass wants them, and their transpose
-        reach.operators["features"] = block.x.used.csr.select_rows(reach.rows)
-    return SparseRows(reach.operators["features"], reach.off, feature=block.x.used.feature)
+    used = used_features(block.x, reach)
+    return SparseRows(used.csr, reach.off, feature=used.feature)
 
 
 def _with_used_columns(x: Rows) -> Rows:

@@ -18,7 +18,7 @@ from silograph.core.errors import ProtocolError
 from silograph.core.key import Key
 from silograph.core.payload import Ragged, offsets, owners, ranges
 from silograph.core.work import report_entries, report_rows
-from silograph.graph.block.block import ClientBlock
+from silograph.graph.block.block import ClientBlock, SparseRows, UsedRows
 from silograph.graph.csr import CSR
 from silograph.nn.conv import DegreeScale, Messages, Scales, as_matrix
 from silograph.nn.fit import check_places
@@ -49,6 +49,7 @@ class Reach:
             memory as x itself. Masks of bool would cost 4 % of a round of `label_guided`.
         feature_product: the latest weight (F, H) of the first stage in a pass without dropout, its
             bits as int32, and its product z with the features (r, H); empty before.
+        used_features: see `used_features`; empty before.
     """
 
     rows: Tensor
@@ -67,6 +68,7 @@ class Reach:
         default_factory=dict, repr=False
     )
     feature_product: list[tuple[np.ndarray, Tensor]] = field(default_factory=list, repr=False)
+    used_features: list[UsedRows] = field(default_factory=list, repr=False)
 
     @cached_property
     def sending_rows(self) -> Tensor:
@@ -116,6 +118,21 @@ def _build_full_reach(block: ClientBlock) -> Reach:
         slot_off=block.halo.off,
         place=rows,
     )
+
+
+def used_features(x: SparseRows, reach: Reach) -> UsedRows:
+    """Return sparse features (n, F) of the rows that take part, without columns that they lack."""
+    if len(reach.rows) == x.csr.num_rows:
+        return x.used
+    if not reach.used_features:
+        csr = x.used.csr.select_rows(reach.rows)
+        is_used = torch.zeros(csr.num_cols, dtype=torch.bool, device=reach.rows.device)
+        is_used[csr.indices.long()] = True
+        columns, place = is_used.nonzero()[:, 0], is_used.cumsum(0) - 1
+        csr = csr.with_columns(place[csr.indices.long()], len(columns))
+        off = torch.searchsorted(columns, x.used.off)
+        reach.used_features.append(UsedRows(csr, x.used.feature[columns], off))
+    return reach.used_features[0]
 
 
 def with_own_degrees(block: ClientBlock, reach: Reach) -> Reach:
