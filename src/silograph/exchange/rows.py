@@ -29,6 +29,7 @@ from silograph.federation.field_specs import (
 from silograph.federation.messages import Empty, to_payload
 from silograph.federation.ops import CallContext, ClientOp, Clients, Exchange, op
 from silograph.federation.program import Call, Either, Maybe, Repeat, Steps
+from silograph.nn.segment import sum_of_rows, sums_of_rows_fit
 
 # --- places --------------------------------------------------------------------------------------
 # Places of rows: how clients count their slots and boundary rows, and how the federation does.
@@ -145,9 +146,12 @@ def relay_sum(
         )
     if plan.is_added is not None:
         values = values[plan.is_added.to(values.device)]
-    total = values.new_zeros(int(plan.off[-1]), values.shape[1])
     # One row after the other, in client order: a sum has the same bits on every engine.
-    total.index_add_(0, plan.place.to(values.device), values)
+    if sums_of_rows_fit(values):
+        total = sum_of_rows(values, plan.order, plan.starts)
+    else:
+        total = values.new_zeros(int(plan.off[-1]), values.shape[1])
+        total.index_add_(0, plan.place.to(values.device), values)
     if plan.row is not None:
         full_inbox["row"] = plan.row
     full_inbox["sum"] = Ragged(total, plan.off)
@@ -165,6 +169,8 @@ class _SumPlan:
         num_rows: k, how many rows there must be.
         is_added: (k,) bool which of them are added; None: all are.
         place: (a,) int64 the sum to which each row is added, in the order of the rows.
+        order: (a,) int64 the rows that are added, sum after sum.
+        starts: (m + 1,) int64 where the rows of each sum begin among these.
         row: (m,) int32 boundary rows of the sums, as their owners count; None: all have a sum.
         off: sums of each client that takes part.
         withheld: sums that are not handed on.
@@ -174,6 +180,8 @@ class _SumPlan:
     num_rows: int
     is_added: Tensor | None
     place: Tensor
+    order: Tensor
+    starts: Tensor
     row: Ragged | None
     off: Tensor
     withheld: int
@@ -197,17 +205,13 @@ def _plan_of(
     name, memo = ("sums", slots is None, silos, masked), fed.route.memo
     latest = memo.get(name) if to is None and not allow_missing else None
     if isinstance(latest, _SumPlan) and (
-        slots is None or (latest.slots is not None and _are_equal(slots, latest.slots))
+        slots is None or (latest.slots is not None and slots.is_equal(latest.slots))
     ):
         return latest
     plan = _make_plan(fed, slots, send, to, silos, masked=masked, allow_missing=allow_missing)
     if to is None and not allow_missing:
         memo[name] = plan
     return plan
-
-
-def _are_equal(a: Ragged, b: Ragged) -> bool:
-    return a.t.dtype is b.t.dtype and torch.equal(a.t, b.t) and torch.equal(a.off, b.off)
 
 
 def _make_plan(
@@ -247,7 +251,9 @@ def _make_plan(
         places, off = by_owner(summed_rows, route.boundary_off, members)
         row = Ragged(places, off)
     place = torch.searchsorted(summed_rows, used)
-    return _SumPlan(slots, len(target), is_added, place, row, off, withheld)
+    order = place.sort(stable=True).indices
+    starts = offsets(torch.bincount(place, minlength=len(summed_rows)))
+    return _SumPlan(slots, len(target), is_added, place, order, starts, row, off, withheld)
 
 
 @dataclass(frozen=True)

@@ -230,7 +230,15 @@ def _inputs_after_dropout(
     return after_dropout(model.stages[number], number, x, inputs.row_key[number], off, key)
 
 
-def leave(stage: Stage, out: Tensor, x: Rows, origin: Tensor | None, messages: Messages) -> Tensor:
+def leave(
+    stage: Stage,
+    out: Tensor,
+    x: Rows,
+    origin: Tensor | None,
+    messages: Messages,
+    *,
+    may_overwrite: bool = False,
+) -> Tensor:
     """Return the outputs of a stage, (r, O).
 
     Args:
@@ -239,10 +247,11 @@ def leave(stage: Stage, out: Tensor, x: Rows, origin: Tensor | None, messages: M
         x: (s, I) inputs of the stage.
         origin: (r, O) inputs of the first stage with a restart; None before that.
         messages: from s senders to r receivers.
+        may_overwrite: whether the memory of `out` may be written to.
     """
     if stage.relu:
         report_rows(messages.off, out.shape[1] * (1 + gradients(out)))
-        out = torch.relu(out)
+        out = torch.relu_(out) if may_overwrite else torch.relu(out)
     if stage.skip:
         assert isinstance(x, Tensor)  # never the first stage
         report_rows(messages.off, out.shape[1])

@@ -585,7 +585,8 @@ class WeightedSampler:
         """Return the places in `items` (k,) int64 that numbers (k,) from [0, 1) draw."""
         cumulative = self.cumulative.cpu().numpy()  # few draws cost less in NumPy
         places = np.searchsorted(cumulative, numbers * cumulative[-1], side="right")
-        return np.minimum(places, len(cumulative) - 1)
+        last: np.ndarray = np.minimum(places, len(cumulative) - 1)
+        return last
 
 
 def build_sampler(share: Tensor, item_key: Tensor) -> WeightedSampler:

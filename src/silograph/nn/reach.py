@@ -33,6 +33,7 @@ class Reach:
 
     Attributes:
         rows: (r,) int64 rows of the block, ascending.
+        row_key: (r,) int64 keys of their draws.
         off: (C + 1,) of each client.
         degree: (r, 1) floating point, number of neighbors in all silos.
         inner: (r, r) weights of internal edges, receiver by sender.
@@ -50,9 +51,11 @@ class Reach:
         feature_product: the latest weight (F, H) of the first stage in a pass without dropout, its
             bits as int32, and its product z with the features (r, H); empty before.
         used_features: see `used_features`; empty before.
+        boundary: latest names of boundary rows, and their positions, see `placed`; empty before.
     """
 
     rows: Tensor
+    row_key: Tensor
     off: Tensor
     degree: Tensor
     inner: CSR
@@ -69,6 +72,7 @@ class Reach:
     )
     feature_product: list[tuple[np.ndarray, Tensor]] = field(default_factory=list, repr=False)
     used_features: list[UsedRows] = field(default_factory=list, repr=False)
+    boundary: list[tuple[Ragged | None, Tensor]] = field(default_factory=list, repr=False)
 
     @cached_property
     def sending_rows(self) -> Tensor:
@@ -108,6 +112,7 @@ def _build_full_reach(block: ClientBlock) -> Reach:
     rows = torch.arange(len(block.row_key), device=block.off.device)
     return Reach(
         rows=rows,
+        row_key=block.row_key,
         off=block.off,
         degree=total_degree(block),
         inner=block.adj,
@@ -180,6 +185,7 @@ def partial_reach(
     outer, slots = _edges_to_slots(block, place, len(rows), heard)
     return Reach(
         rows=rows,
+        row_key=block.row_key[rows],
         off=torch.searchsorted(rows, block.off),
         degree=total_degree(block)[rows],
         inner=_with_weights(edges_among(block, rows), inner),
@@ -428,16 +434,26 @@ def placed(block: ClientBlock, reach: Reach, total: Ragged, row: Ragged | None) 
     Raises:
         ProtocolError: sums for boundary rows that do not exist or take no part.
     """
-    halo, boundary = block.halo, block.halo.boundary
-    if row is not None:
-        boundary = boundary[check_places(row, halo.boundary_off, "sums for boundary rows")]
-    position = reach.place[boundary]
+    position = _boundary_positions(block, reach, row)
     if len(position) != len(total.t) or not bool((position >= 0).all()):
         raise ProtocolError(
             f"expected sums for boundary rows that take part, got {len(total.t)} for "
             f"{len(position)}"
         )
     return RemoteParts(position, total.t)
+
+
+def _boundary_positions(block: ClientBlock, reach: Reach, row: Ragged | None) -> Tensor:
+    """Return where boundary rows, all or those that are named, are among the rows (k,) int64."""
+    for names, position in reach.boundary:
+        if row is names or (row is not None and names is not None and row.is_equal(names)):
+            return position
+    halo, boundary = block.halo, block.halo.boundary
+    if row is not None:
+        boundary = boundary[check_places(row, halo.boundary_off, "sums for boundary rows")]
+    position = reach.place[boundary]
+    reach.boundary[:] = [(row, position)]
+    return position
 
 
 def _scale_rows(
