@@ -584,9 +584,8 @@ class WeightedSampler:
     def find(self, numbers: np.ndarray) -> np.ndarray:
         """Return the places in `items` (k,) int64 that numbers (k,) from [0, 1) draw."""
         cumulative = self.cumulative.cpu().numpy()  # few draws cost less in NumPy
-        places = np.searchsorted(cumulative, numbers * cumulative[-1], side="right")
-        last: np.ndarray = np.minimum(places, len(cumulative) - 1)
-        return last
+        places: np.ndarray = np.searchsorted(cumulative, numbers * cumulative[-1], side="right")
+        return places.clip(max=len(cumulative) - 1)
 
 
 def build_sampler(share: Tensor, item_key: Tensor) -> WeightedSampler:
