@@ -548,7 +548,7 @@ def _add_gradients(block: ClientBlock, state: InPass, at: Inputs, gradients: Gra
         assert origin is not None  # from `compute_loss`
         origin = Ragged(origin.t + gradients.origin, off)
     if gradients.x is not None:
-        enter = Ragged((0 if enter is None else enter.t) + gradients.x, off)
+        enter = Ragged(gradients.x if enter is None else enter.t + gradients.x, off)
     return replace(state, gradient=totals, origin=origin, enter=enter)
 
 

@@ -435,7 +435,7 @@ def placed(block: ClientBlock, reach: Reach, total: Ragged, row: Ragged | None) 
         ProtocolError: sums for boundary rows that do not exist or take no part.
     """
     position = _boundary_positions(block, reach, row)
-    if len(position) != len(total.t) or not bool((position >= 0).all()):
+    if len(position) != len(total.t):
         raise ProtocolError(
             f"expected sums for boundary rows that take part, got {len(total.t)} for "
             f"{len(position)}"
@@ -444,7 +444,11 @@ def placed(block: ClientBlock, reach: Reach, total: Ragged, row: Ragged | None) 
 
 
 def _boundary_positions(block: ClientBlock, reach: Reach, row: Ragged | None) -> Tensor:
-    """Return where boundary rows, all or those that are named, are among the rows (k,) int64."""
+    """Return where boundary rows, all or those that are named, are among the rows (k,) int64.
+
+    Raises:
+        ProtocolError: some do not exist or take no part.
+    """
     for names, position in reach.boundary:
         if row is names or (row is not None and names is not None and row.is_equal(names)):
             return position
@@ -452,6 +456,8 @@ def _boundary_positions(block: ClientBlock, reach: Reach, row: Ragged | None) ->
     if row is not None:
         boundary = boundary[check_places(row, halo.boundary_off, "sums for boundary rows")]
     position = reach.place[boundary]
+    if not bool((position >= 0).all()):
+        raise ProtocolError("expected sums for boundary rows that take part, got others")
     reach.boundary[:] = [(row, position)]
     return position
 
