@@ -117,7 +117,8 @@ def dropout_factors(
         return is_kept.to(dtype).mul_(factor)
     # NumPy takes a third of the time of torch to make numbers of bool.
     numbers = torch.empty(is_kept.shape, dtype=dtype)
-    np.multiply(is_kept.numpy(), factor, out=numbers.numpy(), casting="same_kind")
+    factors = numbers.numpy()
+    np.multiply(is_kept.numpy(), factors.dtype.type(factor), out=factors)
     return numbers
 
 
