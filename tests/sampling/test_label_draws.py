@@ -229,8 +229,10 @@ def test_many_draws_agree_within_their_spread(
     for number in range(300):
         keys = [KEY.fold(number, c) for c in range(3)]
         samplers = sampling_of(block, share, draws).samplers
-        rows = draw_distinct_rows(samplers, draws.tolist(), keys)
-        drawn = tuple(tuple(part.tolist()) for part in rows.t.split(rows.off.diff().tolist()))
+        drawn_rows = draw_distinct_rows(samplers, draws.tolist(), keys)
+        drawn = tuple(
+            tuple(part.tolist()) for part in drawn_rows.t.split(drawn_rows.off.diff().tolist())
+        )
         run(fed, Config(model, options, drawn), weights, announce=drawn_only)
         state = fed.states()[0]
         local = state["pass/rows"]
