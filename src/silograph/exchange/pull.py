@@ -394,8 +394,9 @@ def _read_requests(
         no_slots = torch.zeros(0, dtype=torch.int64)
         return _Request(no_slots, torch.zeros(len(requesters) + 1, dtype=torch.int64), None)
     route = fed.route
-    named = ragged_field(reply, "slot", ask)
-    slots, off, since = places_in(named, route.slot_off, requesters, ask), named.off.cpu(), None
+    slot_names = ragged_field(reply, "slot", ask)
+    slots = places_in(slot_names, route.slot_off, requesters, ask)
+    off, since = slot_names.off.cpu(), None
     if form.since:
         runs = off.diff()
         since = _rows_of_members(fed, reply, "version", ask, requesters, runs).t.cpu()
