@@ -6,13 +6,23 @@ five standard deviations of what they bound. All keys are fixed, so that nothing
 
 import math
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from silograph.core.key import GOLDEN, Key, hash_text, keep_probability, mix, mix_words, signed
+from silograph.core.key import (
+    GOLDEN,
+    Key,
+    draws_of_keys,
+    hash_text,
+    keep_probability,
+    mix,
+    mix_words,
+    signed,
+)
 
 BITS = 2**64
 INT64 = st.integers(-(2**63), 2**63 - 1)
@@ -231,6 +241,12 @@ def test_a_wider_draw_starts_with_the_narrower_one(name: str) -> None:
     widest = draw(13)
     for width in range(13):
         assert torch.equal(draw(width), widest[:, :width])
+
+
+def test_draws_of_several_keys_are_those_of_each() -> None:
+    keys, counts = [Key.of(seed) for seed in range(4)], [3, 0, 1, 5]
+    each = [key.draws(np.arange(count)) for key, count in zip(keys, counts, strict=True)]
+    assert draws_of_keys(keys, counts).tolist() == np.concatenate(each).tolist()
 
 
 def test_matrix_is_the_draw_for_counted_rows() -> None:

@@ -1,6 +1,7 @@
 """Rows across clients: sums and boundary rows equal products with the uncut graph."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -57,7 +58,7 @@ def give_some(
     _, reply = give_all(cfg, block, state, inbox, key)
     rows = reply["rows"].t
     local = torch.cat([torch.arange(n) for n in block.halo.off.diff().tolist()])
-    chosen = local % 2 == 0
+    chosen = local % 2 == (inbox["first"].t if "first" in inbox else 0)
     counts = torch.stack([c.sum() for c in chosen.split(block.halo.off.diff().tolist())])
     off = torch.cat([torch.zeros(1, dtype=torch.int64), counts.cumsum(0)])
     return state, {"rows": Ragged(rows[chosen], off), "slot": Ragged(local[chosen].int(), off)}
@@ -123,6 +124,30 @@ def test_only_named_slots_are_added(cut: Blocks, block_size: int) -> None:
         if (slot - int(block.halo.off[client])) % 2 == 0:
             expected[block.halo.boundary[route.target[slot]]] += row
     torch.testing.assert_close(field_of(fed, "got"), expected, rtol=0, atol=1e-12)
+
+
+def give_numbers(
+    cfg: Any, block: ClientBlock, state: State, inbox: Payload, key: Key
+) -> tuple[State, Payload]:
+    """Some slots in float32."""
+    state, reply = give_some(cfg, block, state, inbox, key)
+    rows = reply["rows"]
+    assert isinstance(rows, Ragged)
+    return state, {**reply, "rows": Ragged(rows.t.float(), rows.off)}
+
+
+@pytest.mark.parametrize("give", [give_some, give_numbers])
+def test_slots_may_change_from_relay_to_relay(cut: Blocks, give: Op) -> None:
+    """Where rows go is remembered, but only for equal slots."""
+    block, route = cut
+    fed = engine(cut, 2)
+    for first in (0, 1, 1, 0):
+        inbox, sums = {"first": Shared(torch.tensor(first))}, []
+        for each in (fed, engine((block, replace(route)), 5)):
+            relay_sum(each, give, take_sums, what=Kind.PARTIAL_SUMS, key=KEY, inbox=inbox)
+            sums.append(field_of(each, "got"))
+        assert sums[0].any()
+        assert torch.equal(*sums)
 
 
 @pytest.mark.parametrize("give", [give_all, give_some])

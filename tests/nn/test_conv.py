@@ -22,6 +22,8 @@ from silograph.nn.conv import (
     GraphConv,
     Params,
     Propagation,
+    Scales,
+    as_matrix,
     convolve,
     glorot,
     internal_messages,
@@ -280,6 +282,20 @@ def test_operators_of_one_block_do_not_mix(make_graph: MakeGraph) -> None:
     assert two.values is not None
     close(one.values / 0.9, two.values / 0.5)
     close(one.values / 0.9, operator(GCN.scales, messages).values)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("has_own", [False, True])
+def test_a_sum_is_one_matrix_with_loops_and_without_zeros(has_own: bool) -> None:
+    weights = torch.tensor([[0.5, 2, 0], [3, 0, 0], [0, 0, 0]], dtype=torch.float64)
+    places = torch.tensor([[0, 0, 1, 2], [0, 1, 0, 1]])  # the last one has the value 0
+    adj = CSR.from_pairs(places[0], places[1], (3, 3), weights[places[0], places[1]])
+    degree = torch.tensor([[2.0], [4], [0]], dtype=torch.float64)
+    scales = Scales(lambda d: d + 1, lambda d: 1 / (d + 1))
+    own = degree if has_own else None
+    matrix = as_matrix(scales, adj, degree, degree, own)
+    expected = weights * (degree + 1).T / (degree + 1) + torch.diag(degree[:, 0] * has_own)
+    close(matrix.tensor.to_dense(), expected)
+    assert matrix.nnz == int((expected != 0).sum())
 
 
 def test_attention_does_not_overflow(make_graph: MakeGraph) -> None:

@@ -14,7 +14,7 @@ import scipy.sparse as sp
 import torch
 from torch import Tensor
 
-from silograph.core.payload import offsets
+from silograph.core.payload import offsets, owners
 from silograph.graph.block.block import SparseRows
 from silograph.graph.csr import CSR
 from silograph.nn.segment import (
@@ -214,3 +214,11 @@ def test_inputs_with_strides_are_read_right() -> None:
     right = draw(OUT, ROWS).T
     matrix = adjacency(symmetric=False)
     close(sparse_product(matrix, right), torch.from_numpy(matrix.scipy().toarray()) @ right)
+
+
+def test_sums_of_float32_are_those_of_one_row_after_the_other() -> None:
+    values, expected = draw(ROWS, OUT).float(), torch.zeros(CLIENTS, OUT)
+    for client, row in zip(owners(OFF), values, strict=True):
+        expected[client] += row
+    assert torch.equal(segment_sum(values, OFF), expected)
+    assert torch.equal(segment_sum(values[:0], OFF * 0), torch.zeros(CLIENTS, OUT))

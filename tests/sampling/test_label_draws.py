@@ -28,11 +28,13 @@ from silograph.methods.label_guided import (
     hear_drawn,
     inclusion_probability,
     joint_inclusion_probability,
+    sampling_of,
     set_up_sampler,
     shares,
     tell_drawn,
     weighted_rows,
 )
+from silograph.nn.mini_batches import build_sampler
 from silograph.nn.model import Model
 
 KEY = Key.of(3)
@@ -225,13 +227,11 @@ def test_many_draws_agree_within_their_spread(
     share, draws = (fed.states()[0][f"sampler/{name}"].t for name in ("share", "draws"))
     seen, sums, squares = (torch.zeros(40, width).double() for width in (1, 3, 3))
     for number in range(300):
+        keys = [KEY.fold(number, c) for c in range(3)]
+        samplers = sampling_of(block, share, draws).samplers
+        drawn_rows = draw_distinct_rows(samplers, draws.tolist(), keys)
         drawn = tuple(
-            tuple(
-                draw_distinct_rows(
-                    share[a:b], block.row_key[a:b], int(s), KEY.fold(number, c)
-                ).tolist()
-            )
-            for c, (a, b, s) in enumerate(zip(block.off[:-1], block.off[1:], draws, strict=True))
+            tuple(part.tolist()) for part in drawn_rows.t.split(drawn_rows.off.diff().tolist())
         )
         run(fed, Config(model, options, drawn), weights, announce=drawn_only)
         state = fed.states()[0]
@@ -256,10 +256,10 @@ def test_draws_do_not_depend_on_the_order_of_nodes() -> None:
     share = torch.rand(30, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     share, key = share / share.sum(), torch.arange(30) * 7919
     order = torch.randperm(30, generator=torch.Generator().manual_seed(1))
-    plain = draw_distinct_rows(share, key, 12, KEY)
-    moved = draw_distinct_rows(share[order], key[order], 12, KEY)
+    samplers = build_sampler(share, key), build_sampler(share[order], key[order])
+    plain, moved = (draw_distinct_rows([own], [12], [KEY]).t for own in samplers)
     assert plain.tolist() == sorted(order[moved].tolist())
-    assert draw_distinct_rows(share, key, 0, KEY).tolist() == []
+    assert draw_distinct_rows(samplers, [0, 0], [KEY, KEY]).off.tolist() == [0, 0, 0]
 
 
 def test_largest_remainders_get_what_is_left() -> None:

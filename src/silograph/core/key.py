@@ -10,7 +10,7 @@ torch and compiled kernels give the same bits on every device.
 """
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -134,8 +134,7 @@ class Key:
 
     def draws(self, row_key: np.ndarray) -> np.ndarray:
         """Return the draws of `uniform` (n,) float64 for an array: few rows cost less in NumPy."""
-        words = mix_words(mix_words(row_key ^ signed(self.value)) + signed(GOLDEN))
-        return _shift(words, 11).astype(np.float64) * 2.0**-53
+        return _first_draws(row_key ^ signed(self.value))
 
     def matrix(self, rows: int, columns: int) -> Tensor:
         """Return draws from [0, 1), (rows, columns) float64, for something that is no row."""
@@ -167,6 +166,24 @@ class Key:
         words = mix_words(row_key ^ signed(self.value))
         words = mix_words(words + (column // 4 + 1) * signed(GOLDEN))
         return ((words >> 16 * (column % 4)) & (DROPOUT_LEVELS - 1)) >= _threshold(drop)
+
+
+def draws_of_keys(keys: Sequence[Key], counts: Sequence[int]) -> np.ndarray:
+    """Return the `Key.draws` of 0, 1, ... of several keys, one key after the other, float64.
+
+    Args:
+        keys: the keys.
+        counts: how many draws of each.
+    """
+    values = np.array([signed(key.value) for key in keys])
+    places = np.concatenate([np.arange(count) for count in counts])
+    return _first_draws(places ^ values.repeat(counts))
+
+
+def _first_draws(words: np.ndarray) -> np.ndarray:
+    """Return the draws of the first column (n,) float64, of row keys that are mixed with a key."""
+    words = mix_words(mix_words(words) + signed(GOLDEN))
+    return _shift(words, 11).astype(np.float64) * 2.0**-53
 
 
 def keep_probability(drop: float) -> float:

@@ -52,6 +52,11 @@ class Ragged:
         lengths = self.off.diff()[positions]
         return Ragged(runs_at(self.t, self.off, positions), offsets(lengths))
 
+    def is_equal(self, other: "Ragged") -> bool:
+        """Return whether both have equal rows of one dtype, and equal runs."""
+        alike = self.t.dtype is other.t.dtype and torch.equal(self.t, other.t)
+        return alike and torch.equal(self.off, other.off)
+
 
 @dataclass(frozen=True, eq=False)
 class Patched:

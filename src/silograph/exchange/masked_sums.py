@@ -268,8 +268,8 @@ class KeyExchange(Exchange):
         """Return the slots that take part (s,) int64, and offsets (C + 1,) of the clients."""
         route, members = fed.route, positions_of(fed.ids, context.to)
         if "slot" in reply:
-            slots = places_in(reply, "slot", route.slot_off, members, self.offer)
-            return slots, ragged_field(reply, "slot", self.offer).off
+            slot_names = ragged_field(reply, "slot", self.offer)
+            return places_in(slot_names, route.slot_off, members, self.offer), slot_names.off
         # Also of silos that are away: nobody may take what others send for a whole sum.
         return all_places(route.slot_off, members), offsets(route.slot_off.diff()[members])
 

@@ -104,6 +104,7 @@ from silograph.nn.reach import (
     sum_for_other_silos,
     summed,
     summed_back,
+    used_features,
     with_own_degrees,
 )
 from silograph.nn.segment import segment_sum
@@ -277,7 +278,9 @@ def start_pass(
     views = {name: Stacked(w.expand(num_clients, *w.shape)) for name, w in weights.items()}
     started = replace(rows, weights=views, train=Stacked(request.train.expand(num_clients)))
     reach = reach_of(clients, started)
-    part = segment_sum(block.split.train[reach.rows].long(), reach.off)
+    part = block.num_train
+    if len(reach.rows) < len(block.row_key):
+        part = segment_sum(block.split.train[reach.rows].long(), reach.off)
     counts = TrainingRows(Stacked(part), Stacked(block.num_train))
     return _forward_without_sums(clients, started, 0), counts
 
@@ -416,8 +419,8 @@ def _through_second_half(
 ) -> tuple[InPass, Tensor]:
     """Backpropagate from what leaves a stage to its sum; return dLoss/ds (r, O)."""
     assert state.grad is not None  # from the loss, or the stage after
-    s, grad = state.s[str(at.number)].t, state.grad.t
-    gradients = after_back(params, at, s, grad, clients.block.num_clients)
+    s, outputs = state.s[str(at.number)].t, state.x[str(at.number + 1)].t
+    gradients = after_back(params, at, s, outputs, state.grad.t, clients.block.num_clients)
     assert gradients.s is not None  # what leaves a stage depends on it
     return _add_gradients(clients.block, state, at, gradients), gradients.s
 
@@ -467,7 +470,8 @@ def send_gradients(clients: Clients, state: PassState, _: Empty) -> tuple[Empty,
             shape = block.num_features, *part.t.shape[1:]
             which = torch.zeros(block.num_clients, dtype=torch.int64, device=part.t.device)
             base = part.t.new_zeros(1, *shape)
-            gradients[name] = Patched(base, which, part.t, block.x.used.feature, part.off)
+            feature = used_features(block.x, reach_of(clients, state)).feature
+            gradients[name] = Patched(base, which, part.t, feature, part.off)
     return Empty(), WeightGradients(gradients)
 
 
@@ -500,11 +504,9 @@ def inputs_of(
         first = next(i for i, step in enumerate(model.stages) if step.teleport)
         origin = state.x[str(first)].t
     drop_key = key if bool(state.train.t[0]) else None
-    is_whole = len(reach.rows) == len(block.row_key)
-    row_key = block.row_key if is_whole else block.row_key[reach.rows]
-    at = Inputs(model, number, x, origin, row_key, drop_key, reach)
-    weights = {name: w.t[0] for name, w in state.weights.items()}
-    return at, stage_weights(number, weights, half)
+    at = Inputs(model, number, x, origin, drop_key, reach)
+    params = stage_weights(number, {name: w.t for name, w in state.weights.items()}, half)
+    return at, {name: w[0] for name, w in params.items()}
 
 
 def _forward_without_sums(clients: Clients, state: InPass, number: int) -> InPass:
@@ -538,7 +540,7 @@ def _add_gradients(block: ClientBlock, state: InPass, at: Inputs, gradients: Gra
         total = totals[full_name].t + g if full_name in totals else g
         if isinstance(at.x, SparseRows) and name in at.stage.conv.maps:
             assert isinstance(block.x, SparseRows)  # as are the inputs
-            totals[full_name] = Ragged(total, block.x.used.off)
+            totals[full_name] = Ragged(total, used_features(block.x, at.reach).off)
         else:
             totals[full_name] = Stacked(total)
     origin, enter = state.origin, state.enter
@@ -546,7 +548,7 @@ def _add_gradients(block: ClientBlock, state: InPass, at: Inputs, gradients: Gra
         assert origin is not None  # from `compute_loss`
         origin = Ragged(origin.t + gradients.origin, off)
     if gradients.x is not None:
-        enter = Ragged((0 if enter is None else enter.t) + gradients.x, off)
+        enter = Ragged(gradients.x if enter is None else enter.t + gradients.x, off)
     return replace(state, gradient=totals, origin=origin, enter=enter)
 
 
@@ -676,9 +678,14 @@ def cross(
     fed: Federation, exchange: Exchange, at: CallContext, relayed: list[Relayed] | None = None
 ) -> None:
     """Let rows of a stage cross; append the counts of sums to a list."""
-    counts = exchange.carry(fed, AtStage(torch.tensor(at.cfg.stage, dtype=torch.int32)), at)
+    counts = exchange.carry(fed, _at_stage(at.cfg.stage), at)
     if relayed is not None and counts is not None:
         relayed.append(counts)
+
+
+@lru_cache(maxsize=64)  # as many stages
+def _at_stage(number: int) -> AtStage:
+    return AtStage(torch.tensor(number, dtype=torch.int32))
 
 
 def divisible(model: AnyModel) -> Staged:

@@ -250,6 +250,9 @@ def _fetch(
     The arguments are those of `pull`; `slots`: the replies of `ask`.
     """
     fed, form = call.fed, call.form
+    is_plain = ask is None and form.missing == "fail" and not form.some
+    if is_plain and to in (None, fed.ids):
+        return _fetch_all(call, serve)
     requesters = positions_of(fed.ids, to)
     request = (
         _all_slots(fed, requesters)
@@ -271,6 +274,20 @@ def _fetch(
         call, serve, request, wanted, called_owners, is_named=ask is not None or form.some
     )
     return None if owners_reply is None else _reply_to_requesters(call, request, owners_reply)
+
+
+def _fetch_all(call: _PullCall, serve: Op) -> dict[str, Field] | None:
+    """Do what `_fetch` does where all clients want the rows of all their slots."""
+    fed, route = call.fed, call.fed.route
+    reply = call.make(serve, {}, None, call.what, rows=True)
+    if not reply:
+        return None
+    members, runs = positions_of(fed.ids, None), route.boundary_off.diff()
+    fields = {n: _rows_of_members(fed, reply, n, serve, members, runs).t for n in call.form.fields}
+    return {
+        name: Ragged(t.index_select(0, route.target.to(t.device)), route.slot_off)
+        for name, t in fields.items()
+    }
 
 
 @dataclass(frozen=True)
@@ -377,8 +394,9 @@ def _read_requests(
         no_slots = torch.zeros(0, dtype=torch.int64)
         return _Request(no_slots, torch.zeros(len(requesters) + 1, dtype=torch.int64), None)
     route = fed.route
-    slots = places_in(reply, "slot", route.slot_off, requesters, ask)
-    off, since = ragged_field(reply, "slot", ask).off.cpu(), None
+    slot_names = ragged_field(reply, "slot", ask)
+    slots = places_in(slot_names, route.slot_off, requesters, ask)
+    off, since = slot_names.off.cpu(), None
     if form.since:
         runs = off.diff()
         since = _rows_of_members(fed, reply, "version", ask, requesters, runs).t.cpu()

@@ -29,6 +29,7 @@ from silograph.federation.field_specs import (
 from silograph.federation.messages import Empty, to_payload
 from silograph.federation.ops import CallContext, ClientOp, Clients, Exchange, op
 from silograph.federation.program import Call, Either, Maybe, Repeat, Steps
+from silograph.nn.segment import sum_of_rows, sums_of_rows_fit
 
 # --- places --------------------------------------------------------------------------------------
 # Places of rows: how clients count their slots and boundary rows, and how the federation does.
@@ -55,9 +56,8 @@ def all_places(off: Tensor, members: Tensor) -> Tensor:
     return keep[owners(off)].nonzero()[:, 0]
 
 
-def places_in(reply: Payload, name: str, off: Tensor, members: Tensor, op: Op) -> Tensor:
+def places_in(field: Ragged, off: Tensor, members: Tensor, op: Op) -> Tensor:
     """Return places in the federation's order of places (k,) that clients name in their own."""
-    field = ragged_field(reply, name, op)
     own, runs = field.t.long().cpu(), field.off.diff().cpu()
     client = torch.repeat_interleave(members, runs)
     if len(own) and not bool(((own >= 0) & (own < off.diff()[client])).all()):
@@ -136,34 +136,124 @@ def relay_sum(
     )
     if not reply:  # all have gone
         return Relayed()
-    members, names_slots = positions_of(fed.ids, to), "slot" in reply
-    values, target = _rows_with_targets(fed, reply, send, members, allow_missing=allow_missing)
-    sent, own_rows = len(values), all_places(fed.route.boundary_off, members)
-    if to is not None:
-        values, target = _select_rows(own_rows, values, target)
-    summed_rows, withheld = torch.unique(target) if names_slots else own_rows, 0
-    if silos > 1:
-        summed_rows, num_silos = torch.unique(target, return_counts=True)
-        withheld, summed_rows = int((num_silos < silos).sum()), summed_rows[num_silos >= silos]
-        values, target = _select_rows(summed_rows, values, target)
-    if masked and allow_missing:
-        present, num_rows = torch.unique(target, return_counts=True)
-        summed_rows = present[num_rows == torch.bincount(fed.route.target)[present]]
-        values, target = _select_rows(summed_rows, values, target)
-    total = values.new_zeros(len(summed_rows), values.shape[1])
-    if len(summed_rows) < int(fed.route.boundary_off[-1]):
-        target = torch.searchsorted(summed_rows, target)
+    plan = _plan_of(fed, reply, send, to, silos, masked=masked, allow_missing=allow_missing)
+    values = ragged_field(reply, "rows", send).t
+    sent = len(values)
+    if sent != plan.num_rows:
+        raise ProtocolError(
+            f"expected a row for each slot from {send.__name__}, got {sent} rows for "
+            f"{plan.num_rows} slots"
+        )
+    if plan.is_added is not None:
+        values = values[plan.is_added.to(values.device)]
     # One row after the other, in client order: a sum has the same bits on every engine.
-    total.index_add_(0, target.to(values.device), values)
-    if names_slots or silos > 1 or masked:
-        places, off = by_owner(summed_rows, fed.route.boundary_off, members)
-        full_inbox["row"] = Ragged(places, off)
-    else:  # every row has a sum
-        off = offsets(fed.route.boundary_off.diff()[members])
-    full_inbox["sum"] = Ragged(total, off)
+    if sums_of_rows_fit(values):
+        total = sum_of_rows(values, plan.order, plan.starts)
+    else:
+        total = values.new_zeros(int(plan.off[-1]), values.shape[1])
+        total.index_add_(0, plan.place.to(values.device), values)
+    if plan.row is not None:
+        full_inbox["row"] = plan.row
+    full_inbox["sum"] = Ragged(total, plan.off)
     fed.call(receive, full_inbox, what=what, key=key, to=to, allow_missing=allow_missing)
     left_out = int(reply["left_out"].t.sum()) if "left_out" in reply else 0
-    return Relayed(sent, left_out, withheld)
+    return Relayed(sent, left_out, plan.withheld)
+
+
+@dataclass(frozen=True, eq=False)
+class _SumPlan:
+    """Which rows of clients are added up to which sums.
+
+    Attributes:
+        slots: that the clients have named; None: there is a row for each of all slots.
+        num_rows: k, how many rows there must be.
+        is_added: (k,) bool which of them are added; None: all are.
+        place: (a,) int64 the sum to which each row is added, in the order of the rows.
+        order: (a,) int64 the rows that are added, sum after sum.
+        starts: (m + 1,) int64 where the rows of each sum begin among these.
+        row: (m,) int32 boundary rows of the sums, as their owners count; None: all have a sum.
+        off: sums of each client that takes part.
+        withheld: sums that are not handed on.
+    """
+
+    slots: Ragged | None
+    num_rows: int
+    is_added: Tensor | None
+    place: Tensor
+    order: Tensor
+    starts: Tensor
+    row: Ragged | None
+    off: Tensor
+    withheld: int
+
+
+def _plan_of(
+    fed: Federation,
+    reply: Payload,
+    send: Op,
+    to: Sequence[str] | None,
+    silos: int,
+    *,
+    masked: bool,
+    allow_missing: bool,
+) -> _SumPlan:
+    """Return how the rows in the clients' replies are added up; arguments as of `relay_sum`.
+
+    All relays of a step name the same slots, and so the latest plan is kept.
+    """
+    slots = ragged_field(reply, "slot", send) if "slot" in reply else None
+    name, memo = ("sums", slots is None, silos, masked), fed.route.memo
+    latest = memo.get(name) if to is None and not allow_missing else None
+    if isinstance(latest, _SumPlan) and (
+        slots is None or (latest.slots is not None and slots.is_equal(latest.slots))
+    ):
+        return latest
+    plan = _make_plan(fed, slots, send, to, silos, masked=masked, allow_missing=allow_missing)
+    if to is None and not allow_missing:
+        memo[name] = plan
+    return plan
+
+
+def _make_plan(
+    fed: Federation,
+    slots: Ragged | None,
+    send: Op,
+    to: Sequence[str] | None,
+    silos: int,
+    *,
+    masked: bool,
+    allow_missing: bool,
+) -> _SumPlan:
+    """Return how rows for slots are added up; see `_plan_of`."""
+    route, members = fed.route, positions_of(fed.ids, to)
+    if slots is not None:
+        places = places_in(slots, route.slot_off, members, send)
+    else:
+        present = members
+        if allow_missing:
+            present = members[[fed.ids[p] not in fed.away for p in members.tolist()]]
+        places = all_places(route.slot_off, present)
+    target, own_rows = route.target[places], all_places(route.boundary_off, members)
+    is_added = torch.isin(target, own_rows) if to is not None else None
+    used = target if is_added is None else target[is_added]
+    summed_rows, withheld = own_rows if slots is None else torch.unique(used), 0
+    if silos > 1:
+        summed_rows, num_silos = torch.unique(used, return_counts=True)
+        withheld, summed_rows = int((num_silos < silos).sum()), summed_rows[num_silos >= silos]
+    if masked and allow_missing:
+        present, num_rows = torch.unique(used[torch.isin(used, summed_rows)], return_counts=True)
+        summed_rows = present[num_rows == torch.bincount(route.target)[present]]
+    if silos > 1 or (masked and allow_missing):
+        is_added = torch.isin(target, summed_rows)
+        used = target[is_added]
+    row, off = None, offsets(route.boundary_off.diff()[members])
+    if slots is not None or silos > 1 or masked:
+        places, off = by_owner(summed_rows, route.boundary_off, members)
+        row = Ragged(places, off)
+    place = torch.searchsorted(summed_rows, used)
+    order = place.sort(stable=True).indices
+    starts = offsets(torch.bincount(place, minlength=len(summed_rows)))
+    return _SumPlan(slots, len(target), is_added, place, order, starts, row, off, withheld)
 
 
 @dataclass(frozen=True)
@@ -195,32 +285,6 @@ class SumRelay(Exchange):
             masked=context.cfg.row_minimum.rows_are_masked,
             allow_missing=context.allow_missing,
         )
-
-
-def _rows_with_targets(
-    fed: Federation, reply: Payload, send: Op, members: Tensor, *, allow_missing: bool
-) -> tuple[Tensor, Tensor]:
-    """Return the rows (k, D) in the clients' replies, and the boundary row (k,) of each."""
-    rows = ragged_field(reply, "rows", send)
-    if "slot" in reply:
-        slots = places_in(reply, "slot", fed.route.slot_off, members, send)
-    else:
-        if allow_missing:
-            members = members[[fed.ids[p] not in fed.away for p in members.tolist()]]
-        slots = all_places(fed.route.slot_off, members)
-    target = fed.route.target[slots]
-    if len(target) != len(rows.t):
-        raise ProtocolError(
-            f"expected a row for each slot from {send.__name__}, got {len(rows.t)} rows for "
-            f"{len(target)} slots"
-        )
-    return rows.t, target
-
-
-def _select_rows(wanted: Tensor, values: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the rows for some boundary rows only, and the boundary row of each."""
-    mask = torch.isin(target, wanted)
-    return values[mask.to(values.device)], target[mask]
 
 
 @dataclass(frozen=True)

@@ -578,12 +578,14 @@ class WeightedSampler:
 
     def draw(self, draws: int, key: Key) -> Tensor:
         """Return drawn items, (draws,) int64; there must be one to draw."""
+        places = torch.from_numpy(self.find(key.draws(np.arange(draws))))
+        return self.items[places.to(self.items.device)]
+
+    def find(self, numbers: np.ndarray) -> np.ndarray:
+        """Return the places in `items` (k,) int64 that numbers (k,) from [0, 1) draw."""
         cumulative = self.cumulative.cpu().numpy()  # few draws cost less in NumPy
-        ticket = key.draws(np.arange(draws)) * cumulative[-1]
-        drawn_items = np.searchsorted(cumulative, ticket, side="right").clip(
-            max=len(cumulative) - 1
-        )
-        return self.items[torch.from_numpy(drawn_items).to(self.items.device)]
+        places: np.ndarray = np.searchsorted(cumulative, numbers * cumulative[-1], side="right")
+        return places.clip(max=len(cumulative) - 1)
 
 
 def build_sampler(share: Tensor, item_key: Tensor) -> WeightedSampler:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from silograph.core.errors import ConfigError, lookup
-from silograph.core.key import Key, keep_probability
+from silograph.core.key import Key
 from silograph.core.payload import NO_STATE, State
 from silograph.core.text import state_of_fields
 from silograph.core.work import report_entries, report_rows
@@ -43,12 +43,13 @@ from silograph.nn.forward import (
     Stage,
     Staged,
     after_dropout,
+    dropout_factors,
     forward_pass,
     leave,
     whole_pass,
 )
 from silograph.nn.model_options import MODEL_KINDS, ModelKind
-from silograph.nn.reach import Reach
+from silograph.nn.reach import Reach, used_features
 from silograph.nn.segment import gradients, product_gradients, segment_sum, sparse_product
 
 DRAWN_AT_MOST = 1 << 22  # entries of a weight that is drawn only to learn its shape
@@ -287,7 +288,6 @@ class Inputs:
         number: of the stage, from 0.
         x: (r, I) inputs; features in compact form if sparse (see `entering`).
         origin: (r, O) inputs of the first stage with a restart; None before that stage.
-        row_key: (r,) of the rows.
         key: key of the step; None turns dropout off.
         reach: the rows and edges of the pass.
     """
@@ -296,7 +296,6 @@ class Inputs:
     number: int
     x: Rows
     origin: Tensor | None
-    row_key: Tensor
     key: Key | None
     reach: Reach
 
@@ -339,9 +338,8 @@ def entering(block: ClientBlock, reach: Reach) -> Rows:
         return block.x
     if not isinstance(block.x, SparseRows):
         return block.x.index_select(0, reach.rows)
-    if "features" not in reach.operators:  # every op of a pass wants them, and their transpose
-        reach.operators["features"] = block.x.used.csr.select_rows(reach.rows)
-    return SparseRows(reach.operators["features"], reach.off, feature=block.x.used.feature)
+    used = used_features(block.x, reach)
+    return SparseRows(used.csr, reach.off, feature=used.feature)
 
 
 def _with_used_columns(x: Rows) -> Rows:
@@ -432,7 +430,9 @@ def _after(params: Mapping[str, Tensor], stage_inputs: Inputs, s: Tensor) -> Ten
     out = conv.finish(
         params, _inputs_after_dropout(stage_inputs) if conv.rooted else stage_inputs.x, s, messages
     )
-    return leave(stage_inputs.stage, out, stage_inputs.x, stage_inputs.origin, messages)
+    inputs = stage_inputs.stage, out, stage_inputs.x, stage_inputs.origin, messages
+    # A bias has been added in new memory.
+    return leave(*inputs, may_overwrite=isinstance(conv, PlainConv) and not out.requires_grad)
 
 
 def before_back(
@@ -449,13 +449,18 @@ def before_back(
 
 
 def after_back(
-    params: Mapping[str, Tensor], stage_inputs: Inputs, s: Tensor, grad: Tensor, clients: int
+    params: Mapping[str, Tensor],
+    stage_inputs: Inputs,
+    s: Tensor,
+    outputs: Tensor,
+    grad: Tensor,
+    clients: int,
 ) -> Gradients:
     """Return the gradients of `after` from those of the stage's outputs (r, O)."""
     stage = stage_inputs.stage
     is_plain = isinstance(stage.conv, PlainConv) and not stage.conv.rooted
     if is_plain and not stage.skip and stage_inputs.origin is None:
-        return _gradients_of_bias(params["bias"], stage_inputs, s, grad)
+        return _gradients_of_bias(stage_inputs, outputs, grad)
     return _half_gradients(params, stage_inputs, s, grad, clients)
 
 
@@ -494,12 +499,12 @@ def _gradients_of_product(
     return Gradients(grad_x, None, None, {"weight": grad_weight})
 
 
-def _gradients_of_bias(bias: Tensor, stage_inputs: Inputs, s: Tensor, grad: Tensor) -> Gradients:
+def _gradients_of_bias(stage_inputs: Inputs, outputs: Tensor, grad: Tensor) -> Gradients:
     """Return the gradients of a bias and ReLU; the work reported is that of autograd."""
     off = stage_inputs.reach.off
     report_rows(off, 2 * grad.shape[1] * (1 + stage_inputs.stage.relu))
     if stage_inputs.stage.relu:
-        grad = torch.ops.aten.threshold_backward(grad, s + bias, 0)
+        grad = torch.ops.aten.threshold_backward(grad, outputs, 0)
     return Gradients(None, grad, None, {"bias": segment_sum(grad, off)})
 
 
@@ -526,7 +531,6 @@ def _half_gradients(
         stage_inputs.number,
         x,
         origin,
-        stage_inputs.row_key,
         stage_inputs.key,
         stage_inputs.reach,
     )
@@ -565,14 +569,13 @@ def _inputs_after_dropout(stage_inputs: Inputs) -> Rows:
     """Return the inputs of the convolution, after dropout."""
     at, stage, x, reach = stage_inputs, stage_inputs.stage, stage_inputs.x, stage_inputs.reach
     if at.key is None or stage.drop == 0 or isinstance(x, SparseRows):
-        return after_dropout(stage, at.number, x, at.row_key, reach.off, at.key)
+        return after_dropout(stage, at.number, x, reach.row_key, reach.off, at.key)
     # Drawn once for the ways forward and back.
     name = at.key, stage.drop, x.shape[1]
     latest = reach.dropout_masks.get(at.number)
     if latest is None or latest[0] != name:
         key = at.key.fold("dropout", at.number)
-        mask = key.keep(at.row_key, x.shape[1], stage.drop).to(x.dtype)
-        mask *= 1 / keep_probability(stage.drop)
-        latest = reach.dropout_masks[at.number] = name, mask
+        factors = dropout_factors(key, reach.row_key, x.shape[1], stage.drop, x.dtype)
+        latest = reach.dropout_masks[at.number] = name, factors
     report_rows(reach.off, 2 * x.shape[1] * (1 + gradients(x)))
     return x * latest[1]

@@ -18,7 +18,7 @@ from silograph.core.errors import ProtocolError
 from silograph.core.key import Key
 from silograph.core.payload import Ragged, offsets, owners, ranges
 from silograph.core.work import report_entries, report_rows
-from silograph.graph.block.block import ClientBlock
+from silograph.graph.block.block import ClientBlock, SparseRows, UsedRows
 from silograph.graph.csr import CSR
 from silograph.nn.conv import DegreeScale, Messages, Scales, as_matrix
 from silograph.nn.fit import check_places
@@ -33,6 +33,7 @@ class Reach:
 
     Attributes:
         rows: (r,) int64 rows of the block, ascending.
+        row_key: (r,) int64 keys of their draws.
         off: (C + 1,) of each client.
         degree: (r, 1) floating point, number of neighbors in all silos.
         inner: (r, r) weights of internal edges, receiver by sender.
@@ -49,9 +50,12 @@ class Reach:
             memory as x itself. Masks of bool would cost 4 % of a round of `label_guided`.
         feature_product: the latest weight (F, H) of the first stage in a pass without dropout, its
             bits as int32, and its product z with the features (r, H); empty before.
+        used_features: see `used_features`; empty before.
+        boundary: latest names of boundary rows, and their positions, see `placed`; empty before.
     """
 
     rows: Tensor
+    row_key: Tensor
     off: Tensor
     degree: Tensor
     inner: CSR
@@ -67,6 +71,8 @@ class Reach:
         default_factory=dict, repr=False
     )
     feature_product: list[tuple[np.ndarray, Tensor]] = field(default_factory=list, repr=False)
+    used_features: list[UsedRows] = field(default_factory=list, repr=False)
+    boundary: list[tuple[Ragged | None, Tensor]] = field(default_factory=list, repr=False)
 
     @cached_property
     def sending_rows(self) -> Tensor:
@@ -106,6 +112,7 @@ def _build_full_reach(block: ClientBlock) -> Reach:
     rows = torch.arange(len(block.row_key), device=block.off.device)
     return Reach(
         rows=rows,
+        row_key=block.row_key,
         off=block.off,
         degree=total_degree(block),
         inner=block.adj,
@@ -116,6 +123,21 @@ def _build_full_reach(block: ClientBlock) -> Reach:
         slot_off=block.halo.off,
         place=rows,
     )
+
+
+def used_features(x: SparseRows, reach: Reach) -> UsedRows:
+    """Return sparse features (n, F) of the rows that take part, without columns that they lack."""
+    if len(reach.rows) == x.csr.num_rows:
+        return x.used
+    if not reach.used_features:
+        csr = x.used.csr.select_rows(reach.rows)
+        is_used = torch.zeros(csr.num_cols, dtype=torch.bool, device=reach.rows.device)
+        is_used[csr.indices.long()] = True
+        columns, place = is_used.nonzero()[:, 0], is_used.cumsum(0) - 1
+        csr = csr.with_columns(place[csr.indices.long()], len(columns))
+        off = torch.searchsorted(columns, x.used.off)
+        reach.used_features.append(UsedRows(csr, x.used.feature[columns], off))
+    return reach.used_features[0]
 
 
 def with_own_degrees(block: ClientBlock, reach: Reach) -> Reach:
@@ -163,6 +185,7 @@ def partial_reach(
     outer, slots = _edges_to_slots(block, place, len(rows), heard)
     return Reach(
         rows=rows,
+        row_key=block.row_key[rows],
         off=torch.searchsorted(rows, block.off),
         degree=total_degree(block)[rows],
         inner=_with_weights(edges_among(block, rows), inner),
@@ -252,10 +275,17 @@ def gathered(reach: Reach, incoming: CSR, rows: Tensor) -> Tensor:
 
 
 def edges_among(block: ClientBlock, rows: Tensor) -> CSR:
-    """Return the internal edges among some rows (r,), (r, r) with values."""
-    return _select_rows_and_columns(
-        block.adj, rows, _positions(rows, block.adj.num_cols), len(rows)
-    )
+    """Return the internal edges among some rows (r,) int64, ascending, (r, r) with values."""
+    if len(rows) == block.adj.num_cols:
+        return block.adj
+    cached = block.memo.get("edges among")
+    if isinstance(cached, tuple) and torch.equal(cached[0], rows):  # asked for twice in a step
+        cached_edges: CSR = cached[1]
+        return cached_edges
+    positions = _positions(rows, block.adj.num_cols)
+    edges = _select_rows_and_columns(block.adj, rows, positions, len(rows))
+    block.memo["edges among"] = rows, edges
+    return edges
 
 
 def _select_rows_and_columns(matrix: CSR, rows: Tensor, position: Tensor, num_cols: int) -> CSR:
@@ -404,16 +434,32 @@ def placed(block: ClientBlock, reach: Reach, total: Ragged, row: Ragged | None) 
     Raises:
         ProtocolError: sums for boundary rows that do not exist or take no part.
     """
-    halo, boundary = block.halo, block.halo.boundary
-    if row is not None:
-        boundary = boundary[check_places(row, halo.boundary_off, "sums for boundary rows")]
-    position = reach.place[boundary]
-    if len(position) != len(total.t) or not bool((position >= 0).all()):
+    position = _boundary_positions(block, reach, row)
+    if len(position) != len(total.t):
         raise ProtocolError(
             f"expected sums for boundary rows that take part, got {len(total.t)} for "
             f"{len(position)}"
         )
     return RemoteParts(position, total.t)
+
+
+def _boundary_positions(block: ClientBlock, reach: Reach, row: Ragged | None) -> Tensor:
+    """Return where boundary rows, all or those that are named, are among the rows (k,) int64.
+
+    Raises:
+        ProtocolError: some do not exist or take no part.
+    """
+    for names, position in reach.boundary:
+        if row is names or (row is not None and names is not None and row.is_equal(names)):
+            return position
+    halo, boundary = block.halo, block.halo.boundary
+    if row is not None:
+        boundary = boundary[check_places(row, halo.boundary_off, "sums for boundary rows")]
+    position = reach.place[boundary]
+    if not bool((position >= 0).all()):
+        raise ProtocolError("expected sums for boundary rows that take part, got others")
+    reach.boundary[:] = [(row, position)]
+    return position
 
 
 def _scale_rows(

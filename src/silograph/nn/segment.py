@@ -253,5 +253,26 @@ def segment_bias(x: Tensor, bias: Tensor, off: Tensor) -> Tensor:
 
 def segment_sum(values: Tensor, off: Tensor) -> Tensor:
     """Return the sum of each client's values, (C, ...) from (n, ...)."""
+    if sums_of_rows_fit(values):
+        return sum_of_rows(values, torch.arange(len(values)), off)
     zeros = values.new_zeros(len(off) - 1, *values.shape[1:])
     return zeros.index_add_(0, owners(off), values)
+
+
+def sums_of_rows_fit(values: Tensor) -> bool:
+    """Return whether `sum_of_rows` can sum such values."""
+    is_plain = values.dtype is torch.float32 and values.dim() == 2 and not gradients(values)
+    return is_plain and values.is_cpu and len(values) > 0
+
+
+def sum_of_rows(values: Tensor, rows: Tensor, off: Tensor) -> Tensor:
+    """Return sums of runs of rows, one row after the other, (m, D).
+
+    As sums of embeddings: a third of the time of `index_add_`, to the same bits.
+
+    Args:
+        values: (n, D), see `sums_of_rows_fit`.
+        rows: (k,) int64 rows that are summed, run by run.
+        off: (m + 1,) int64 run i has rows off[i]:off[i + 1].
+    """
+    return embedding_bag(rows, values.contiguous(), off, mode="sum", include_last_offset=True)

@@ -95,11 +95,14 @@ class Route:
         target: (S,) int64 boundary row of every slot, slots and boundary rows in client order.
         slot_off: (C + 1,) int64 slots of each client.
         boundary_off: (C + 1,) int64 boundary rows of each client.
+        memo: cache of values that are computed from the route alone, or that hold only for a tensor
+            kept beside them, which whoever reads them compares first.
     """
 
     target: Tensor
     slot_off: Tensor
     boundary_off: Tensor
+    memo: dict[object, object] = field(default_factory=dict, init=False, repr=False)
 
 
 def connect(graph: Graph, partition: Partition) -> tuple[CSR, Halo, Route]:

@@ -176,7 +176,8 @@ def write_clients(folder: Path, block: ClientBlock) -> ShardedClients:
 def write_manifest(shards: Shards) -> None:
     """Write route and manifest, the latter last: a folder without one is no folder of shards."""
     folder = shards.clients.folder
-    route = _write_tensors(folder, ROUTE, dict(vars(shards.route)))
+    tensors = {name: t for name, t in vars(shards.route).items() if isinstance(t, Tensor)}
+    route = _write_tensors(folder, ROUTE, tensors)
     contents = {
         "format": FORMAT,
         "name": shards.name,
