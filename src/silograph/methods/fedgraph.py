@@ -47,6 +47,7 @@ C: clients. k: halo slots, boundary rows. O: width of a stage's sum.
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from itertools import pairwise
+from operator import is_
 from typing import Annotated, Literal
 
 import torch
@@ -71,7 +72,14 @@ from silograph.core.payload import (
     tensors_under,
 )
 from silograph.core.setting_values import lin
-from silograph.core.work import report_each, report_entries, report_rows, work_for
+from silograph.core.work import (
+    metered,
+    report_clients,
+    report_each,
+    report_entries,
+    report_rows,
+    work_for,
+)
 from silograph.evaluation.scoring import Evaluation, HaloFrom, OwnGraph
 from silograph.exchange.passes import (
     AtStage,
@@ -99,7 +107,7 @@ from silograph.federation.field_specs import (
 )
 from silograph.federation.messages import Empty
 from silograph.federation.ops import CallContext, for_each
-from silograph.graph.block.block import ClientBlock, Rows
+from silograph.graph.block.block import ClientBlock, Rows, SparseRows
 from silograph.graph.csr import CSR
 from silograph.methods.base import (
     Method,
@@ -111,7 +119,7 @@ from silograph.methods.base import (
 )
 from silograph.methods.local_training import AveragedModel, exact_weights
 from silograph.methods.ops import Clients, Server, calls, op, program, repeat, when
-from silograph.nn.conv import Messages
+from silograph.nn.conv import Messages, Params
 from silograph.nn.fit import LOSS_FLOPS, check_places, check_weights, dtype_of, stacked_copies
 from silograph.nn.forward import Pass, forward_pass, rows_of_stage
 from silograph.nn.mini_batches import (
@@ -125,7 +133,9 @@ from silograph.nn.mini_batches import (
     one_stage,
     uniform_of,
 )
-from silograph.nn.model import scales_of
+from silograph.nn.model import known_product, scales_of, stage_weights
+from silograph.nn.plain_pass import MappedRows, is_plain, map_rows, pass_gradients, sum_rows
+from silograph.nn.reach import full_reach
 from silograph.nn.segment import segment_sum, sparse_product
 from silograph.nn.stored_rows import surroundings
 from silograph.task.counts import judges_of
@@ -352,16 +362,24 @@ def sampled_inputs(
     """
     messages = []
     for number, stage in enumerate(stages):
-        stage_messages = stage.messages
-        if number in received:
-            rows = received[number]
-            report_entries(stage.halo_weights.indptr, stage_messages.off, 2 * rows.shape[1])
-            stage_messages = replace(
-                stage_messages, beside=sparse_product(stage.halo_weights, rows)
-            )
-        messages.append(stage_messages)
+        rows = received.get(number)
+        if rows is not None:
+            _report_received(stage, rows)
+        messages.append(_messages_with(stage, rows))
     keys = tuple(block.row_key[stage.input_rows.rows] for stage in stages)
     return Pass(stages[0].features(block), tuple(messages), keys)
+
+
+def _messages_with(stage: SampledStage, received: Tensor | None) -> Messages:
+    """Return the messages of a stage, those of other silos' rows (k, O) included."""
+    if received is None:
+        return stage.messages
+    return replace(stage.messages, beside=sparse_product(stage.halo_weights, received))
+
+
+def _report_received(stage: SampledStage, received: Tensor) -> None:
+    """Report the work of adding up other silos' rows (k, O)."""
+    report_entries(stage.halo_weights.indptr, stage.messages.off, 2 * received.shape[1])
 
 
 SHARED_FROM = {"all": 0, "hidden": 1}  # the first layer that hears other silos
@@ -845,12 +863,16 @@ def _rows_to_send(clients: FedGraphClients, state: RoundState, number: int) -> R
     requested = state.requested_rows.get(str(number))
     if requested is None:
         raise ProtocolError(f"expected to know which rows of stage {number} others need, got none")
-    weights = weights_for_pass(state)
     stages = stages_of(clients, state, 0)
-    inputs = sampled_inputs(clients.block, stages, received_rows(state))
-    key = step_key(clients, state)
-    rows = _messages_of(clients.cfg, weights, inputs, stages[number], key, number)
-    return Ragged(rows, requested.off)
+    if passes_by_halves(clients.cfg):
+        mapped = compute_halves(clients, state, stages, 2 * number + 1)[-1]
+        assert isinstance(mapped, MappedRows)  # the last half
+        z = mapped.z
+    else:
+        inputs = sampled_inputs(clients.block, stages, received_rows(state))
+        key = step_key(clients, state)
+        z = _map_stage(clients.cfg, weights_for_pass(state), inputs, stages[number], key, number)
+    return Ragged(_messages_of(clients.cfg, z, stages[number], number), requested.off)
 
 
 def weights_for_pass(state: RoundState) -> dict[str, Tensor]:
@@ -870,7 +892,7 @@ def received_rows(state: RoundState) -> dict[int, Tensor]:
     return {int(number): rows.t for number, rows in state.received.items()}
 
 
-def _messages_of(
+def _map_stage(
     cfg: MethodConfig[FedGraphOptions],
     weights: Mapping[str, Tensor],
     inputs: Pass,
@@ -878,22 +900,126 @@ def _messages_of(
     key: Key,
     number: int,
 ) -> Tensor:
+    """Return the rows that enter a stage times its weights, (s, O)."""
+    model = divisible(cfg.model)
+    x = rows_of_stage(model, weights, inputs, key, number)
+    return model.stages[number].conv.map(stage_weights(number, weights), x, stage.input_rows.off)
+
+
+def _messages_of(
+    cfg: MethodConfig[FedGraphOptions], z: Tensor, stage: SampledStage, number: int
+) -> Tensor:
     """Return the messages of the requested rows in a stage, scaled by their degrees, (k, O).
 
-    What a silo adds for others in eq. 3: h_j(u) W_j of the owner j.
+    What a silo adds for others in eq. 3: h_j(u) W_j of the owner j. `z`: (s, O) of the rows that
+    enter the stage.
     """
-    model, entering = divisible(cfg.model), stage.input_rows
-    conv, prefix = model.stages[number].conv, f"{number}."
-    params = {n.removeprefix(prefix): w for n, w in weights.items() if n.startswith(prefix)}
-    z = conv.map(params, rows_of_stage(model, weights, inputs, key, number), entering.off)
+    entering = stage.input_rows
     row_position = stage.degree.new_full((len(stage.degree),), -1, dtype=torch.int64)
     row_position[entering.rows] = torch.arange(len(entering.rows), device=row_position.device)
+    conv = divisible(cfg.model).stages[number].conv
     scale = scales_of(conv).sender_scale(stage.degree[stage.requested_rows])
     rows = z.index_select(0, row_position[stage.requested_rows])
     if scale is None:
         return rows
     report_rows(entering.off, z.shape[1])
     return scale * rows
+
+
+# --- Passes of plain models, whose halves of stages are computed once in an iteration -------------
+
+
+def passes_by_halves(cfg: MethodConfig[FedGraphOptions]) -> bool:
+    """Return whether ops share the halves of a pass (`silograph.nn.plain_pass`)."""
+    return not returns_gradients(cfg) and is_plain(divisible(cfg.model))
+
+
+@dataclass(frozen=True, eq=False)
+class CachedHalf:
+    """What half a stage of the iteration's pass gives.
+
+    Attributes:
+        stage: as drawn.
+        received: (k, O) rows of other silos; None: there are none, or it reads none.
+        value: rows times the stage's weight, or (r, O) what leaves the stage.
+        flops: (C,) operations of the way forward.
+    """
+
+    stage: SampledStage
+    received: Tensor | None
+    value: MappedRows | Tensor
+    flops: Tensor
+
+
+def _cached_halves(clients: FedGraphClients, state: RoundState) -> list[CachedHalf]:
+    """Return the halves that ops of the iteration have computed with these very weights."""
+    key, weights = step_key(clients, state), [w.t for w in state.weights.values()]
+    cached = clients.block.memo.get("fedgraph halves")
+    if not isinstance(cached, tuple) or cached[0] != key or not all(map(is_, cached[1], weights)):
+        cached = clients.block.memo["fedgraph halves"] = key, weights, list[CachedHalf]()
+    halves: list[CachedHalf] = cached[2]
+    return halves
+
+
+def compute_halves(
+    clients: FedGraphClients,
+    state: RoundState,
+    stages: Sequence[SampledStage],
+    count: int,
+    times: int = 1,
+) -> list[MappedRows | Tensor]:
+    """Return the first halves of the stages of the iteration's pass, two of each stage.
+
+    Args:
+        clients: of a block.
+        state: theirs, in an iteration.
+        stages: all, as drawn in the iteration.
+        count: how many halves.
+        times: how often the work of a half is reported, of received rows once.
+    """
+    cached, received = _cached_halves(clients, state), received_rows(state)
+    for place in range(count):
+        number, sums = divmod(place, 2)
+        stage, rows = stages[number], received.get(number) if sums else None
+        if place < len(cached):
+            if cached[place].stage is stage and cached[place].received is rows:
+                continue
+            del cached[place:]
+        with metered(clients.block.num_clients) as meter:
+            value = _half(clients, state, stage, number, cached[-1].value if cached else None, rows)
+        cached.append(CachedHalf(stage, rows, value, meter.flops))
+    for half in cached[:count]:
+        report_clients(times * half.flops)
+        if half.received is not None:
+            _report_received(half.stage, half.received)
+    return [half.value for half in cached[:count]]
+
+
+def _half(
+    clients: FedGraphClients,
+    state: RoundState,
+    stage: SampledStage,
+    number: int,
+    previous: MappedRows | Tensor | None,
+    received: Tensor | None,
+) -> MappedRows | Tensor:
+    """Return half a stage of a pass, from the half before it."""
+    block, model = clients.block, divisible(clients.cfg.model)
+    weights, entering = weights_for_pass(state), stage.input_rows
+    if isinstance(previous, MappedRows):
+        return sum_rows(model, number, weights, previous, _messages_with(stage, received))
+    x = stage.features(block) if previous is None else previous
+    product, first = None, weights["0.weight"]
+    if isinstance(x, SparseRows) and first.stride(0) == 0:  # as scored after the last round
+        product = known_product(full_reach(block), first[0])
+        product = None if product is None else product.index_select(0, entering.rows)
+    row_key = block.row_key[entering.rows]
+    return map_rows(
+        model, number, weights, x, row_key, entering.off, step_key(clients, state), product
+    )
+
+
+# --- The step on a batch (eq. 5, 6) --------------------------------------------------------------
 
 
 # --- The step on a batch (eq. 5, 6) --------------------------------------------------------------
@@ -921,17 +1047,45 @@ def objective(
     """
     cfg, block, key = clients.cfg, clients.block, step_key(clients, state)
     inputs, batch = sampled_inputs(block, stages, received), stages[-1].output_rows
-    logits = forward_pass(divisible(cfg.model), weights, inputs, key)
-    losses = task_of(cfg.model.task).loss(logits, block.y[batch.rows])
-    nodes = batch.off.diff()
-    loss = segment_sum(losses, batch.off) / nodes.clamp(min=1)
-    total = loss.sum()
+    loss = _batch_losses(clients, batch, forward_pass(divisible(cfg.model), weights, inputs, key))
+    total, nodes = loss.sum(), batch.off.diff()
     for name, gradient in state.returned.items():
         stage = stages[int(name)]
-        rows = _messages_of(cfg, weights, inputs, stage, key, int(name))
+        z = _map_stage(cfg, weights, inputs, stage, key, int(name))
+        rows = _messages_of(cfg, z, stage, int(name))
         batch_size = nodes[block.client[stage.requested_rows]].clamp(min=1)[:, None]
         total = total + (rows * gradient.t / batch_size).sum()
     return loss, total
+
+
+def _batch_losses(clients: FedGraphClients, batch: Reached, logits: Tensor) -> Tensor:
+    """Return the mean loss of every client's batch (C,), from the logits of its rows."""
+    losses = task_of(clients.cfg.model.task).loss(logits, clients.block.y[batch.rows])
+    return segment_sum(losses, batch.off) / batch.off.diff().clamp(min=1)
+
+
+def _loss_and_gradients(
+    clients: FedGraphClients, state: RoundState, stages: Sequence[SampledStage]
+) -> tuple[Tensor, Params]:
+    """Return the mean loss of every client's batch (C,), and the step's gradients (C, ...)."""
+    weights = weights_for_pass(state)
+    if not passes_by_halves(clients.cfg):
+        leaves = {name: w.detach().requires_grad_() for name, w in weights.items()}
+        with torch.enable_grad():
+            loss, total = objective(clients, state, leaves, received_rows(state), stages)
+            gradients = torch.autograd.grad(total, list(leaves.values()))
+        return loss.detach(), dict(zip(leaves, gradients, strict=True))
+    halves = compute_halves(clients, state, stages, 2 * len(stages), times=2)
+    del clients.block.memo["fedgraph halves"]  # the step changes the weights in place
+    mapped = [half for half in halves if isinstance(half, MappedRows)]
+    outputs = [half for half in halves if isinstance(half, Tensor)]
+    logits = outputs[-1].detach().requires_grad_()
+    with torch.enable_grad():
+        loss = _batch_losses(clients, stages[-1].output_rows, logits)
+        (grad,) = torch.autograd.grad(loss.sum(), logits)
+    messages = [stage.messages for stage in stages]
+    model = divisible(clients.cfg.model)
+    return loss.detach(), pass_gradients(model, weights, mapped, outputs, messages, grad)
 
 
 def take_step(clients: FedGraphClients, state: RoundState) -> RoundState:
@@ -941,17 +1095,14 @@ def take_step(clients: FedGraphClients, state: RoundState) -> RoundState:
     """
     cfg, stages = clients.cfg, stages_of(clients, state, 0)
     weights, memory = ({n: f.t for n, f in m.items()} for m in (state.weights, state.moments))
-    leaves = {name: w.detach().requires_grad_() for name, w in weights_for_pass(state).items()}
-    with torch.enable_grad():
-        loss, total = objective(clients, state, leaves, received_rows(state), stages)
-        gradients = torch.autograd.grad(total, list(leaves.values()))
+    loss, gradients = _loss_and_gradients(clients, state, stages)
     batch = stages[-1].output_rows
     nodes = batch.off.diff()
     report_rows(batch.off, LOSS_FLOPS * cfg.model.outputs)
     report_each(cfg.training.step_flops, Kind.OPTIMIZER)
     idle = (nodes == 0).nonzero()[:, 0]  # clients without a batch, which take no step
     before = {n: t[idle] for n, t in (*weights.items(), *memory.items())} if len(idle) else {}
-    cfg.optimizer.step_(weights, dict(zip(leaves, gradients, strict=True)), memory)
+    cfg.optimizer.step_(weights, gradients, memory)
     for name, t in (*weights.items(), *memory.items()) if len(idle) else ():
         t[idle] = before[name]
     return RoundState(
@@ -960,7 +1111,7 @@ def take_step(clients: FedGraphClients, state: RoundState) -> RoundState:
         kappa=state.kappa,
         keep=state.keep,
         nodes=Stacked(nodes),
-        loss=Stacked(loss.detach()),
+        loss=Stacked(loss),
         steps=Stacked(state.steps.t + 1),
     )
 

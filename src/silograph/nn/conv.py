@@ -321,6 +321,22 @@ def propagate(scales: Scales, z: Tensor, messages: Messages) -> Tensor:
     return s if own_scale is None else s + own_scale * messages.own_of(z)
 
 
+def propagate_back(conv: "PlainConv", grad: Tensor, messages: Messages) -> Tensor:
+    """Return the gradient of z (s, O) from that of its sum (r, O) along drawn edges; see `combine`.
+
+    The work is not reported.
+    """
+    scales, own_places = conv.scales, messages.own
+    assert own_places is not None  # drawn edges lead to some of the senders
+    if not conv.sums:
+        return grad.new_zeros(len(messages.sender), grad.shape[1]).index_add_(0, own_places, grad)
+    pre, post = scales.sender_scale(messages.sender), scales.receiver_scale(messages.receiver)
+    own_scale = scales.itself(_loop_degree(messages))
+    z = sparse_product(messages.adj.transposed, grad if post is None else post * grad)
+    z = z if pre is None else z.mul_(pre)
+    return z if own_scale is None else z.index_add_(0, own_places, own_scale * grad)
+
+
 def glorot(key: Key, inputs: int, outputs: int) -> Tensor:
     """Uniform in +-sqrt(6 / (I + O)) (Glorot and Bengio, AISTATS 2010), (I, O) float64."""
     bound: float = (6 / (inputs + outputs)) ** 0.5

@@ -398,19 +398,30 @@ def before(params: Mapping[str, Tensor], stage_inputs: Inputs) -> Tensor:
     x = at.x
     drops = at.key is not None and at.stage.drop > 0
     # Other convolutions may map otherwise, and report other work.
-    is_product = isinstance(at.stage.conv, PlainConv | GIN) and params.keys() == {"weight"}
+    is_product = isinstance(at.stage.conv, PlainConv | GIN)
     if drops or not is_product or not isinstance(x, SparseRows):
         return _before(params, at)
-    # NumPy takes a quarter of the time of `torch.equal`, and bits tell 0 from -0.
-    weight, latest = params["weight"], at.reach.feature_product
-    bits = weight.detach().contiguous().view(torch.int32).cpu().numpy()
-    if latest and np.array_equal(latest[0][0], bits):
+    weight = params["weight"]
+    known = known_product(at.reach, weight)
+    if known is not None:
         report_entries(x.csr.indptr, at.reach.off, 2 * weight.shape[-1])
-        return latest[0][1]
+        return known
     z = _before(params, at)
     if at.key is None:
-        latest[:] = [(bits.copy(), z)]
+        at.reach.feature_product[:] = [(_bits_of(weight).copy(), z)]
     return z
+
+
+def known_product(reach: Reach, weight: Tensor) -> Tensor | None:
+    """Return the product z (r, H) that `before` has kept, if it is that of a weight (F, H)."""
+    latest = reach.feature_product
+    # NumPy takes a quarter of the time of `torch.equal`, and bits tell 0 from -0.
+    return latest[0][1] if latest and np.array_equal(latest[0][0], _bits_of(weight)) else None
+
+
+def _bits_of(weight: Tensor) -> np.ndarray:
+    bits: np.ndarray = weight.detach().contiguous().view(torch.int32).cpu().numpy()
+    return bits
 
 
 def _before(params: Mapping[str, Tensor], stage_inputs: Inputs) -> Tensor:
