@@ -74,10 +74,11 @@ from silograph.core.payload import (
 )
 from silograph.core.setting_values import lin
 from silograph.core.work import (
+    Meter,
     metered,
-    report_clients,
     report_each,
     report_entries,
+    report_meter,
     report_rows,
     work_for,
 )
@@ -216,14 +217,16 @@ def draw_batch_rows(block: ClientBlock, batch_sizes: Tensor, key: Key) -> Reache
 
     Algorithm 2, line 1; `batch_sizes` is kappa.
     """
-    train = block.split.train.nonzero()[:, 0]
-    client, words = block.client[train], key.words(block.row_key[train], 1)[:, 0]
-    client, words, most = (t.cpu().numpy() for t in (client, words, batch_sizes))
-    order = np.lexsort((words, client))
-    rank = np.arange(len(order)) - np.searchsorted(client, client)
-    is_drawn = np.zeros(len(order), bool)
-    is_drawn[order[rank < most[client]]] = True
-    rows = train[torch.from_numpy(is_drawn).to(train.device)]
+    rows = block.split.train.nonzero()[:, 0]
+    if bool((batch_sizes < block.num_train).any()):
+        drawn_words = key.words(block.row_key[rows], 1)[:, 0]
+        arrays = block.client[rows], drawn_words, batch_sizes
+        client, words, most = (t.cpu().numpy() for t in arrays)
+        order = np.lexsort((words, client))
+        rank = np.arange(len(order)) - np.searchsorted(client, client)
+        drawn = order[rank < most[client]]
+        drawn.sort()
+        rows = rows[torch.from_numpy(drawn).to(rows.device)]
     clients = torch.arange(block.num_clients, device=rows.device)
     return Reached(rows, torch.zeros_like(rows), clients, offsets(_count_by_client(block, rows)))
 
@@ -259,10 +262,9 @@ def sampled_stage(
     assert own_neighbors.degree is not None  # both draws set it
     input_rows, messages = one_stage(block, output_rows, own_neighbors, hop, requested_rows)
     slots, column = torch.unique(halo_neighbors.neighbor, return_inverse=True)
-    first = block.halo.off[:-1][owners(block.halo.off)]
-    requested_slots = Ragged(
-        (slots - first[slots]).int(), torch.searchsorted(slots, block.halo.off)
-    )
+    slot_off = torch.searchsorted(slots, block.halo.off)
+    client_slots = slots - torch.repeat_interleave(block.halo.off[:-1], slot_off.diff())
+    requested_slots = Ragged(client_slots.int(), slot_off)
     order = (halo_neighbors.position * len(slots) + column).argsort()
     starts = offsets(torch.bincount(halo_neighbors.position, minlength=len(output_rows.rows)))
     halo_weights = CSR(starts, column[order], halo_neighbors.share[order], len(slots))
@@ -656,30 +658,30 @@ def stages_of(clients: FedGraphClients, state: RoundState, first: int) -> list[S
     block, key, draws = clients.block, step_key(clients, state), _stage_draws(clients.cfg, state)
     batch_sizes = state.kappa.t
     cached = block.memo.pop("fedgraph", None)
-    cached_stages: dict[int, SampledStage] = {}
+    cached_stages: dict[int, tuple[SampledStage, Ragged | None]] = {}
     rates = torch.cat([batch_sizes[:, None].double(), state.keep.t], dim=1)
     if isinstance(cached, tuple) and cached[0] == key and torch.equal(cached[1], rates):
         cached_stages = cached[2]
     del cached  # those of another iteration are released before this one is drawn
     last = len(draws) - 1
     output_rows = (
-        cached_stages[last].output_rows
+        cached_stages[last][0].output_rows
         if last in cached_stages
         else draw_batch_rows(block, batch_sizes, key.fold("batch"))
     )
     stages: list[SampledStage] = []
     for number in range(last, first - 1, -1):
-        requested_rows = _requested_rows(block, state, number)
-        stage = cached_stages.get(number)
+        request = state.requested_rows.get(str(number))
+        stage, latest_request = cached_stages.get(number, (None, None))
         if stage is None or stage.output_rows is not output_rows:
-            stage_key = key.fold("neighbors", number)
-            stage = sampled_stage(
-                block, output_rows, last - number, draws[number], requested_rows, stage_key
-            )
-        elif not torch.equal(stage.requested_rows, requested_rows):
+            stage_key, rows = key.fold("neighbors", number), _requested_rows(block, request)
+            stage = sampled_stage(block, output_rows, last - number, draws[number], rows, stage_key)
+        elif request is not latest_request:
             # The requests of other silos arrive after the stage was drawn for the own ones.
-            stage = with_requested_rows(block, stage, last - number, requested_rows)
-        cached_stages[number], output_rows = stage, stage.input_rows
+            rows = _requested_rows(block, request)
+            if not torch.equal(stage.requested_rows, rows):
+                stage = with_requested_rows(block, stage, last - number, rows)
+        cached_stages[number], output_rows = (stage, request), stage.input_rows
         stages.insert(0, stage)
     block.memo["fedgraph"] = (key, rates, cached_stages)
     return stages
@@ -701,9 +703,8 @@ def _stage_draws(cfg: MethodConfig[FedGraphOptions], state: RoundState) -> list[
     return draws
 
 
-def _requested_rows(block: ClientBlock, state: RoundState, number: int) -> Tensor:
-    """Return the rows whose messages of a stage other silos have requested, (m,) int64."""
-    positions = state.requested_rows.get(str(number))
+def _requested_rows(block: ClientBlock, positions: Ragged | None) -> Tensor:
+    """Return the rows whose messages other silos have requested, (m,) int64, by their positions."""
     if positions is None:
         return block.halo.boundary[:0]
     boundary_positions = check_places(
@@ -964,13 +965,13 @@ class CachedHalf:
         stage: as drawn.
         received: (k, O) rows of other silos; None: there are none, or it reads none.
         value: rows times the stage's weight, or (r, O) what leaves the stage.
-        flops: (C,) operations of the way forward.
+        work: of the way forward.
     """
 
     stage: SampledStage
     received: Tensor | None
     value: MappedRows | Tensor
-    flops: Tensor
+    work: Meter
 
 
 def _cached_halves(clients: FedGraphClients, state: RoundState) -> list[CachedHalf]:
@@ -1009,9 +1010,9 @@ def compute_halves(
             del cached[place:]
         with metered(clients.block.num_clients) as meter:
             value = _half(clients, state, stage, number, cached[-1].value if cached else None, rows)
-        cached.append(CachedHalf(stage, rows, value, meter.flops))
+        cached.append(CachedHalf(stage, rows, value, meter))
     for half in cached[:count]:
-        report_clients(times * half.flops)
+        report_meter(half.work, times)
         if half.received is not None:
             _report_received(half.stage, half.received)
     return [half.value for half in cached[:count]]

@@ -235,6 +235,8 @@ class _SegmentBias(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, bias, sizes, off):  # type: ignore[no-untyped-def]
         ctx.off = off
+        if bias.stride(0) == 0:  # expanded from one
+            return x + bias[0]
         return bias.repeat_interleave(sizes, dim=0, output_size=x.shape[0]).add_(x)
 
     @staticmethod
