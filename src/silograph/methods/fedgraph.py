@@ -69,6 +69,7 @@ from silograph.core.payload import (
     Stacked,
     offsets,
     owners,
+    stable_order,
     stack,
     tensors_under,
 )
@@ -265,7 +266,7 @@ def sampled_stage(
     slot_off = torch.searchsorted(slots, block.halo.off)
     client_slots = slots - torch.repeat_interleave(block.halo.off[:-1], slot_off.diff())
     requested_slots = Ragged(client_slots.int(), slot_off)
-    order = (halo_neighbors.position * len(slots) + column).argsort()
+    order = stable_order(halo_neighbors.position * len(slots) + column)
     starts = offsets(torch.bincount(halo_neighbors.position, minlength=len(output_rows.rows)))
     halo_weights = CSR(starts, column[order], halo_neighbors.share[order], len(slots))
     degree_column = own_neighbors.degree.to(own_neighbors.share.dtype)[:, None]
