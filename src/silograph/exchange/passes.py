@@ -277,7 +277,12 @@ def start_pass(
     views = {name: Stacked(w.expand(num_clients, *w.shape)) for name, w in weights.items()}
     started = replace(rows, weights=views, train=Stacked(request.train.expand(num_clients)))
     reach = reach_of(clients, started)
-    part = segment_sum(block.split.train[reach.rows].long(), reach.off)
+    is_whole = len(reach.rows) == len(block.row_key)
+    part = (
+        block.num_train
+        if is_whole
+        else segment_sum(block.split.train[reach.rows].long(), reach.off)
+    )
     counts = TrainingRows(Stacked(part), Stacked(block.num_train))
     return _forward_without_sums(clients, started, 0), counts
 
