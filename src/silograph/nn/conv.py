@@ -315,10 +315,10 @@ def propagate(scales: Scales, z: Tensor, messages: Messages) -> Tensor:
         # Scales on both sides are the same up to a factor.
         is_symmetric = messages.symmetric and (pre is None) == (post is None)
         return sparse_product(matrix, z, symmetric=is_symmetric)
-    s = sparse_product(messages.adj, z if pre is None else pre * z)
-    s = s if messages.beside is None else s + messages.beside
-    s = s if post is None else post * s
-    return s if own_scale is None else s + own_scale * messages.own_of(z)
+    s = sparse_product(messages.adj, z if pre is None else pre * z)  # then changed in place
+    s = s if messages.beside is None else s.add_(messages.beside)
+    s = s if post is None else s.mul_(post)
+    return s if own_scale is None else s.add_(own_scale * messages.own_of(z))
 
 
 def propagate_back(conv: "PlainConv", grad: Tensor, messages: Messages) -> Tensor:

@@ -16,7 +16,7 @@ from silograph.core.payload import NO_STATE, State
 from silograph.core.work import report_entries, report_rows
 from silograph.graph.block.block import ClientBlock, Rows, SparseRows
 from silograph.graph.graph import LabelForm
-from silograph.nn.conv import Conv, Messages, Params, convolve, internal_messages
+from silograph.nn.conv import Conv, Messages, Params, PlainConv, convolve, internal_messages
 from silograph.nn.segment import gradients
 
 
@@ -102,10 +102,16 @@ class Pass:
     row_key: tuple[Tensor, ...]
 
 
+def dropout_factors(row_key: Tensor, x: Tensor, drop: float, key: Key) -> Tensor:
+    """Return what dropout multiplies x (n, D) by: 0, or the inverse of the rest's probability."""
+    is_kept = key.keep(row_key, x.shape[1], drop)
+    # As bytes: torch takes ten times as long to make numbers of bool.
+    return is_kept.view(torch.uint8).to(x.dtype).mul_(1 / keep_probability(drop))
+
+
 def dropped(x: Tensor, drop: float, row_key: Tensor, key: Key) -> Tensor:
     """Return x (n, D) with entries dropped by key and the rest scaled to keep the mean."""
-    is_kept = key.keep(row_key, x.shape[1], drop)
-    return (x * is_kept.to(x.dtype)).mul_(1 / keep_probability(drop))
+    return x * dropout_factors(row_key, x, drop, key)
 
 
 def _drop_entries(x: SparseRows, drop: float, row_key: Tensor, key: Key) -> SparseRows:
@@ -242,7 +248,8 @@ def leave(stage: Stage, out: Tensor, x: Rows, origin: Tensor | None, messages: M
     """
     if stage.relu:
         report_rows(messages.off, out.shape[1] * (1 + gradients(out)))
-        out = torch.relu(out)
+        # A plain convolution ends with a sum with its bias, in memory that nobody else has.
+        out = torch.relu_(out) if isinstance(stage.conv, PlainConv) else torch.relu(out)
     if stage.skip:
         assert isinstance(x, Tensor)  # never the first stage
         report_rows(messages.off, out.shape[1])

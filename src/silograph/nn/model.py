@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from silograph.core.errors import ConfigError, lookup
-from silograph.core.key import Key, keep_probability
+from silograph.core.key import Key
 from silograph.core.payload import NO_STATE, State
 from silograph.core.text import state_of_fields
 from silograph.core.work import report_entries, report_rows
@@ -43,6 +43,7 @@ from silograph.nn.forward import (
     Stage,
     Staged,
     after_dropout,
+    dropout_factors,
     forward_pass,
     leave,
     whole_pass,
@@ -586,8 +587,7 @@ def _inputs_after_dropout(stage_inputs: Inputs) -> Rows:
     latest = reach.dropout_masks.get(at.number)
     if latest is None or latest[0] != name:
         key = at.key.fold("dropout", at.number)
-        mask = key.keep(at.row_key, x.shape[1], stage.drop).to(x.dtype)
-        mask *= 1 / keep_probability(stage.drop)
-        latest = reach.dropout_masks[at.number] = name, mask
+        factors = dropout_factors(at.row_key, x, stage.drop, key)
+        latest = reach.dropout_masks[at.number] = name, factors
     report_rows(reach.off, 2 * x.shape[1] * (1 + gradients(x)))
     return x * latest[1]

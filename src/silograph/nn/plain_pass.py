@@ -15,11 +15,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from silograph.core.key import Key, keep_probability
+from silograph.core.key import Key
 from silograph.core.work import report_entries, report_rows
 from silograph.graph.block.block import Rows, SparseRows
 from silograph.nn.conv import Messages, Params, PlainConv, propagate_back
-from silograph.nn.forward import Staged, leave
+from silograph.nn.forward import Staged, dropout_factors, leave
 from silograph.nn.model import stage_weights
 from silograph.nn.segment import product_gradients, segment_sum, sparse_product
 
@@ -82,8 +82,7 @@ def map_rows(
     if stage.drop:
         assert isinstance(x, Tensor)  # features are not dropped, see `is_plain`
         report_rows(off, 2 * x.shape[1])
-        is_kept = key.fold("dropout", number).keep(row_key, x.shape[1], stage.drop)
-        factor = is_kept.to(x.dtype).mul_(1 / keep_probability(stage.drop))
+        factor = dropout_factors(row_key, x, stage.drop, key.fold("dropout", number))
         x = x * factor
     return MappedRows(x, factor, stage.conv.map(stage_weights(number, weights), x, off))
 
