@@ -1071,8 +1071,10 @@ def objective(
     """
     cfg, block, key = clients.cfg, clients.block, step_key(clients, state)
     inputs, batch = sampled_inputs(block, stages, received), stages[-1].output_rows
-    loss = _batch_losses(clients, batch, forward_pass(divisible(cfg.model), weights, inputs, key))
-    total, nodes = loss.sum(), batch.off.diff()
+    losses = _losses(clients, batch, forward_pass(divisible(cfg.model), weights, inputs, key))
+    nodes = batch.off.diff()
+    loss = segment_sum(losses, batch.off) / nodes.clamp(min=1)
+    total = loss.sum()
     for name, gradient in state.returned.items():
         stage = stages[int(name)]
         z = _map_stage(cfg, weights, inputs, stage, key, int(name))
@@ -1082,10 +1084,9 @@ def objective(
     return loss, total
 
 
-def _batch_losses(clients: FedGraphClients, batch: Reached, logits: Tensor) -> Tensor:
-    """Return the mean loss of every client's batch (C,), from the logits of its rows."""
-    losses = task_of(clients.cfg.model.task).loss(logits, clients.block.y[batch.rows])
-    return segment_sum(losses, batch.off) / batch.off.diff().clamp(min=1)
+def _losses(clients: FedGraphClients, batch: Reached, logits: Tensor) -> Tensor:
+    """Return the loss of every row of the batches (r,), from their logits."""
+    return task_of(clients.cfg.model.task).loss(logits, clients.block.y[batch.rows])
 
 
 def _loss_and_gradients(
@@ -1103,13 +1104,16 @@ def _loss_and_gradients(
     del clients.block.memo["fedgraph halves"]  # the step changes the weights in place
     mapped = [half for half in halves if isinstance(half, MappedRows)]
     outputs = [half for half in halves if isinstance(half, Tensor)]
-    logits = outputs[-1].detach().requires_grad_()
+    logits, batch = outputs[-1].detach().requires_grad_(), stages[-1].output_rows
+    nodes = batch.off.diff()
     with torch.enable_grad():
-        loss = _batch_losses(clients, stages[-1].output_rows, logits)
-        (grad,) = torch.autograd.grad(loss.sum(), logits)
+        losses = _losses(clients, batch, logits)
+    share = (losses.new_ones(len(nodes)) / nodes.clamp(min=1)).repeat_interleave(nodes)
+    (grad,) = torch.autograd.grad(losses, logits, share)
+    loss = segment_sum(losses.detach(), batch.off) / nodes.clamp(min=1)
     messages = [stage.messages for stage in stages]
     model = divisible(clients.cfg.model)
-    return loss.detach(), pass_gradients(model, weights, mapped, outputs, messages, grad)
+    return loss, pass_gradients(model, weights, mapped, outputs, messages, grad)
 
 
 def take_step(clients: FedGraphClients, state: RoundState) -> RoundState:

@@ -19,7 +19,7 @@ from silograph.core.key import Key, mix_words, signed
 from silograph.core.payload import State, offsets, ranges, stable_order
 from silograph.federation.field_specs import FieldSpecs
 from silograph.graph.block.block import ClientBlock, SparseRows
-from silograph.graph.csr import CSR
+from silograph.graph.csr import CSR, index_dtype
 from silograph.nn.conv import (
     AGAINST_COLUMN,
     ALONG_COLUMN,
@@ -496,8 +496,9 @@ def one_stage(
     column = position.index_select(0, neighbor)
     order = stable_order(drawn.position * len(senders) + column)
     starts = offsets(torch.bincount(drawn.position, minlength=len(rows)))
-    share = drawn.share.index_select(0, order)
-    adj = CSR(starts, column.index_select(0, order), share, len(senders))
+    dtype = index_dtype(len(column), len(senders))  # SciPy, which transposes, would copy others
+    column, share = column.index_select(0, order).to(dtype), drawn.share.index_select(0, order)
+    adj = CSR(starts.to(dtype), column, share, len(senders))
     reached_next = replace(reached, rows=senders, hops=hops, off=off)
     if drawn.share.dim() == 2:
         return reached_next, _both_ways(block, adj, reached, reached_next, position[rows])

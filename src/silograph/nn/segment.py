@@ -8,7 +8,6 @@ from typing import cast
 
 import torch
 from torch import Tensor
-from torch.nn.functional import embedding_bag
 
 from silograph.core.errors import ProtocolError
 from silograph.core.payload import owners
@@ -50,14 +49,15 @@ def _sparse_times_dense(matrix: CSR, dense: Tensor) -> Tensor:
     if dense.device.type != "cpu":
         return matrix.tensor @ dense
     if dense.dtype is torch.float32 and matrix.nnz:
-        return embedding_bag(
-            matrix.indices,
+        sums: Tensor = torch.embedding_bag(
             dense.detach().contiguous(),
+            matrix.indices,
             matrix.indptr,
-            mode="sum",
+            mode=0,  # sums
             per_sample_weights=matrix.values,
             include_last_offset=True,
-        )
+        )[0]
+        return sums
     if dense.shape[1] < WIDE:
         return matrix.tensor @ dense
     out: Tensor = torch.sparse.mm(matrix.tensor, dense.contiguous(), "sum")
