@@ -656,15 +656,14 @@ def stages_of(clients: FedGraphClients, state: RoundState, first: int) -> list[S
 
     They follow from the key and the state alone; those of the current iteration are cached.
     """
-    block, key, draws = clients.block, step_key(clients, state), _stage_draws(clients.cfg, state)
-    batch_sizes = state.kappa.t
+    block, key, batch_sizes = clients.block, step_key(clients, state), state.kappa.t
     cached = block.memo.pop("fedgraph", None)
     cached_stages: dict[int, tuple[SampledStage, Ragged | None]] = {}
     rates = torch.cat([batch_sizes[:, None].double(), state.keep.t], dim=1)
     if isinstance(cached, tuple) and cached[0] == key and torch.equal(cached[1], rates):
         cached_stages = cached[2]
     del cached  # those of another iteration are released before this one is drawn
-    last = len(draws) - 1
+    last = len(divisible(clients.cfg.model).stages) - 1
     output_rows = (
         cached_stages[last][0].output_rows
         if last in cached_stages
@@ -676,7 +675,8 @@ def stages_of(clients: FedGraphClients, state: RoundState, first: int) -> list[S
         stage, latest_request = cached_stages.get(number, (None, None))
         if stage is None or stage.output_rows is not output_rows:
             stage_key, rows = key.fold("neighbors", number), _requested_rows(block, request)
-            stage = sampled_stage(block, output_rows, last - number, draws[number], rows, stage_key)
+            draw = _stage_draws(clients.cfg, state)[number]
+            stage = sampled_stage(block, output_rows, last - number, draw, rows, stage_key)
         elif request is not latest_request:
             # The requests of other silos arrive after the stage was drawn for the own ones.
             rows = _requested_rows(block, request)

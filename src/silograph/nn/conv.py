@@ -73,6 +73,9 @@ class EdgeDraws:
         return weight * is_kept.to(weight.dtype) * (1 / keep_probability(self.drop))
 
 
+ScaleValues = tuple[Tensor | None, Tensor | None, Tensor | None]
+
+
 @dataclass(frozen=True, eq=False)
 class Messages:
     """The edges of one layer: r rows receive from s rows, and are among these.
@@ -95,6 +98,7 @@ class Messages:
         reverse: of messages along the directions of edges, those against them; None: edges have no
             directions.
         operators: matrices that `operator` has built, by convolution.
+        scales: of senders, of receivers and of own rows, by convolution; see `_scales_at`.
     """
 
     adj: CSR
@@ -110,6 +114,7 @@ class Messages:
     loop: Tensor | None = None
     reverse: "Messages | None" = None
     operators: dict[object, CSR] = field(default_factory=dict, init=False, repr=False)
+    scales: dict[object, ScaleValues] = field(default_factory=dict, init=False, repr=False)
 
     def own_of(self, z: Tensor) -> Tensor:
         """Return the receivers' rows of z (s, D), (r, D)."""
@@ -271,6 +276,15 @@ def operator(scales: Scales, messages: Messages) -> CSR:
     return messages.operators[scales]
 
 
+def _scales_at(scales: Scales, messages: Messages) -> ScaleValues:
+    """Return the scales (s, 1), (r, 1) and (r, 1) of a sum, worked out once for its messages."""
+    if scales not in messages.scales:
+        sender, receiver = messages.sender, messages.receiver
+        values = scales.sender_scale(sender), scales.receiver_scale(receiver)
+        messages.scales[scales] = *values, scales.itself(_loop_degree(messages))
+    return messages.scales[scales]
+
+
 def _loop_degree(messages: Messages) -> Tensor:
     return messages.receiver if messages.loop is None else messages.loop
 
@@ -304,8 +318,7 @@ def as_matrix(
 
 def propagate(scales: Scales, z: Tensor, messages: Messages) -> Tensor:
     """Return post * (A @ (pre * z) + beside) + own * z, (n, O)."""
-    pre, post = scales.sender_scale(messages.sender), scales.receiver_scale(messages.receiver)
-    own_scale = scales.itself(_loop_degree(messages))
+    pre, post, own_scale = _scales_at(scales, messages)
     width, passes = z.shape[1], 1 + gradients(z)
     report_entries(messages.adj.indptr, messages.off, 2 * width * passes)
     report_rows(messages.sender_off, width * passes * (pre is not None))
@@ -330,8 +343,7 @@ def propagate_back(conv: "PlainConv", grad: Tensor, messages: Messages) -> Tenso
     assert own_places is not None  # drawn edges lead to some of the senders
     if not conv.sums:
         return grad.new_zeros(len(messages.sender), grad.shape[1]).index_add_(0, own_places, grad)
-    pre, post = scales.sender_scale(messages.sender), scales.receiver_scale(messages.receiver)
-    own_scale = scales.itself(_loop_degree(messages))
+    pre, post, own_scale = _scales_at(scales, messages)
     z = sparse_product(messages.adj.transposed, grad if post is None else post * grad)
     z = z if pre is None else z.mul_(pre)
     return z if own_scale is None else z.index_add_(0, own_places, own_scale * grad)
