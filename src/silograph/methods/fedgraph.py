@@ -371,8 +371,8 @@ def _keep_edges(
     entry = np.arange(len(place)) + np.repeat(first - (ends - lengths), lengths)
     column = adj.indices.cpu().numpy()[entry].astype(np.int64)
     words = mix_words(hashes[place] ^ sender_key[column])
-    kept = (words * 2.0**-64 + 0.5 <= keep[place]).nonzero()[0]
-    return place[kept], column[kept]
+    chosen = (words * 2.0**-64 + 0.5 <= keep[place]).nonzero()[0]
+    return place[chosen], column[chosen]
 
 
 def sampled_inputs(
@@ -609,8 +609,9 @@ def all_shared_backward(context: CallContext) -> list[CallContext]:
 class RoundState:
     """Within a round; between rounds a client keeps nothing but what the library keeps.
 
-    Draws follow from the key and the state, and a pass is computed again where its values are
-    needed. Mappings of the last four fields are by stages, and of the iteration at hand.
+    Draws follow from the key and the state, and so does a pass: what an op has computed of it is
+    cached, and is computed again where the cache is gone. Mappings of the last four fields are by
+    stages, and of the iteration at hand.
 
     Attributes:
         weights: (C, ...).
