@@ -48,6 +48,7 @@ from silograph.methods.fedgraph import (
 from silograph.methods.ops import Clients
 from silograph.nn.conv import Params
 from silograph.nn.mini_batches import Reached
+from silograph.nn.plain_pass import sum_rows
 
 MakeGraph = Callable[..., Graph]
 CutBlock = Callable[..., tuple[ClientBlock, Route]]
@@ -283,6 +284,37 @@ def test_blocks_of_any_size_give_the_same(make_graph: MakeGraph, share: str) -> 
         torch.testing.assert_close(of(four)[name], w, rtol=0, atol=1e-10)
     assert lines(one.ledger.records) == lines(four.ledger.records)
     assert ("embeddings" in one.ledger.bytes_by_kind) == (share != "none")
+
+
+@pytest.mark.parametrize("other", [{}, {"head": "linear"}, {"dtype": "float32", "layers": 2}])
+@pytest.mark.parametrize("sparse", [False, True])
+@pytest.mark.parametrize("share", ["all", "hidden", "none"])
+def test_halves_of_passes_give_the_bits_of_autograd(
+    make_graph: MakeGraph,
+    monkeypatch: pytest.MonkeyPatch,
+    share: str,
+    sparse: bool,
+    other: dict[str, Any],
+) -> None:
+    """Weights, scores and work are the same, whether values are kept between ops or not."""
+    graph, computed, rounds = make_graph(60, sparse=sparse), list[int](), 3
+    own = {**DRAWN["options"], "share": share, "return_gradients": False}
+    options = {**DRAWN, "options": own, "rounds": rounds} | other
+
+    def counted(model: Any, number: int, *given: Any) -> Any:
+        computed.append(number)
+        return sum_rows(model, number, *given)
+
+    monkeypatch.setattr("silograph.methods.fedgraph.sum_rows", counted)
+    by_halves = go(graph, **options)
+    stages = rounds * own["local_steps"] * options["layers"]
+    assert len(computed) == stages  # each once in an iteration
+    monkeypatch.setattr("silograph.methods.fedgraph.passes_by_halves", lambda _: False)
+    by_autograd = go(graph, **options)
+    assert len(computed) == stages
+    assert same_bits(of(by_halves), of(by_autograd))
+    assert rows_of(by_halves) == rows_of(by_autograd)
+    assert lines(by_halves.ledger.records) == lines(by_autograd.ledger.records)
 
 
 @pytest.mark.slow  # 4 s; test_fedgraph_samplers.py has the same law for one sampler

@@ -182,6 +182,15 @@ def owners(off: Tensor) -> Tensor:
     return torch.repeat_interleave(off.diff())
 
 
+def stable_order(values: Tensor) -> Tensor:
+    """Return the order (n,) int64 that sorts values (n,), equal ones as they stand."""
+    if (
+        values.is_cpu
+    ):  # NumPy takes a quarter of the time of torch for values that are almost sorted
+        return torch.from_numpy(values.numpy().argsort(kind="stable"))
+    return values.argsort(stable=True)
+
+
 def copied(field: StateField) -> StateField:
     """Return a field in memory of its own, contiguous whatever the strides were."""
     own = replace(field, t=field.t.clone(memory_format=torch.contiguous_format))

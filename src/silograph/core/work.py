@@ -84,6 +84,13 @@ class Meter:
         """Subtract operations of all clients together that are charged but not executed here."""
         self._spared += flops
 
+    def add_meter(self, part: "Meter", times: int) -> None:
+        """Add the work of another meter of the same clients, as often as `times`; not its parts."""
+        self._per_client += times * part._per_client
+        self._same_for_all += times * part._same_for_all
+        for off, starts, flops in part._runs.values():
+            self.add_runs(off, starts, times * flops)
+
     def add_all(self, flops: Tensor) -> None:
         """Add work (C,) of all clients."""
         self._per_client += flops.cpu().numpy()
@@ -182,6 +189,13 @@ def report_clients(flops: Tensor, kind: Kind | None = None) -> None:
     meter = _METER.get()
     if meter is not None:
         (meter if kind is None else meter.part(kind)).add_all(flops)
+
+
+def report_meter(part: Meter, times: int) -> None:
+    """Report the work that a meter has counted, as often as `times`; not that of its parts."""
+    meter = _METER.get()
+    if meter is not None:
+        meter.add_meter(part, times)
 
 
 def report_spared(flops: float) -> None:

@@ -250,8 +250,8 @@ def _fetch(
     The arguments are those of `pull`; `slots`: the replies of `ask`.
     """
     fed, form = call.fed, call.form
-    is_plain = ask is None and form.missing == "fail" and not form.some
-    if is_plain and to in (None, fed.ids):
+    is_plain = form.missing == "fail" and not form.since and not form.some
+    if ask is None and is_plain and to in (None, fed.ids):
         return _fetch_all(call, serve)
     requesters = positions_of(fed.ids, to)
     request = (

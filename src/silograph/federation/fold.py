@@ -336,7 +336,7 @@ def _add_few(total: Tensor, slices: Tensor, around: Tensor | None, factors: Tens
     terms = np.empty((1 + np.count_nonzero(has_weight), len(sums)), sums.dtype)
     terms[0] = sums
     with np.errstate(all="ignore"):  # as torch does
-        np.subtract(values[has_weight], base, out=terms[1:])
+        np.subtract(values[has_weight], base if len(base) else 0, out=terms[1:])
         terms[1:] *= by[has_weight][:, None]
         sums[:] = np.add.accumulate(terms, axis=0)[-1]  # `sum` would add in pairs
 
@@ -361,7 +361,7 @@ def _arrays_to_add(
             f"{tuple(factors.shape)}"
         )
     by, sums = factors.cpu().numpy(), total.numpy().reshape(-1)
-    base = np.zeros_like(sums)
+    base = sums[:0]
     if around is not None:
         base = around.cpu().expand(total.shape).numpy().reshape(-1)
     parts = slices.numpy().reshape(len(by), -1), base, by

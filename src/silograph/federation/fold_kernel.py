@@ -85,9 +85,16 @@ def add_slices(
     factors: np.ndarray,
     chosen: np.ndarray,
 ) -> None:
-    """total[h] += (slices[i, h] - around[h]) * factors[i], one chosen i after the other."""
+    """total[h] += (slices[i, h] - around[h]) * factors[i], one chosen i after the other.
+
+    An empty `around` is 0.
+    """
     for i in range(slices.shape[0]):
         if chosen[i]:
             factor = factors[i]
-            for h in range(slices.shape[1]):
-                total[h] += (slices[i, h] - around[h]) * factor
+            if around.shape[0] == 0:
+                for h in range(slices.shape[1]):
+                    total[h] += slices[i, h] * factor
+            else:
+                for h in range(slices.shape[1]):
+                    total[h] += (slices[i, h] - around[h]) * factor

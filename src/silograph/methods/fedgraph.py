@@ -47,8 +47,10 @@ C: clients. k: halo slots, boundary rows. O: width of a stage's sum.
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from itertools import pairwise
+from operator import is_
 from typing import Annotated, Literal
 
+import numpy as np
 import torch
 from pydantic import Field
 from pydantic.dataclasses import dataclass as checked_dataclass
@@ -67,11 +69,20 @@ from silograph.core.payload import (
     Stacked,
     offsets,
     owners,
+    stable_order,
     stack,
     tensors_under,
 )
 from silograph.core.setting_values import lin
-from silograph.core.work import report_each, report_entries, report_rows, work_for
+from silograph.core.work import (
+    Meter,
+    metered,
+    report_each,
+    report_entries,
+    report_meter,
+    report_rows,
+    work_for,
+)
 from silograph.evaluation.scoring import Evaluation, HaloFrom, OwnGraph
 from silograph.exchange.passes import (
     AtStage,
@@ -99,7 +110,7 @@ from silograph.federation.field_specs import (
 )
 from silograph.federation.messages import Empty
 from silograph.federation.ops import CallContext, for_each
-from silograph.graph.block.block import ClientBlock, Rows
+from silograph.graph.block.block import ClientBlock, Rows, SparseRows
 from silograph.graph.csr import CSR
 from silograph.methods.base import (
     Method,
@@ -111,7 +122,7 @@ from silograph.methods.base import (
 )
 from silograph.methods.local_training import AveragedModel, exact_weights
 from silograph.methods.ops import Clients, Server, calls, op, program, repeat, when
-from silograph.nn.conv import Messages
+from silograph.nn.conv import Messages, Params
 from silograph.nn.fit import LOSS_FLOPS, check_places, check_weights, dtype_of, stacked_copies
 from silograph.nn.forward import Pass, forward_pass, rows_of_stage
 from silograph.nn.mini_batches import (
@@ -119,13 +130,12 @@ from silograph.nn.mini_batches import (
     Full,
     Neighbors,
     Reached,
-    edge_words,
-    edges_of,
     features_of,
     one_stage,
-    uniform_of,
 )
-from silograph.nn.model import scales_of
+from silograph.nn.model import known_product, scales_of, stage_weights
+from silograph.nn.plain_pass import MappedRows, is_plain, map_rows, pass_gradients, sum_rows
+from silograph.nn.reach import full_reach
 from silograph.nn.segment import segment_sum, sparse_product
 from silograph.nn.stored_rows import surroundings
 from silograph.task.counts import judges_of
@@ -208,13 +218,16 @@ def draw_batch_rows(block: ClientBlock, batch_sizes: Tensor, key: Key) -> Reache
 
     Algorithm 2, line 1; `batch_sizes` is kappa.
     """
-    train = block.split.train.nonzero()[:, 0]
-    words = key.words(block.row_key[train], 1)[:, 0]
-    order = words.argsort()
-    order = order[block.client[train][order].argsort(stable=True)]
-    client = block.client[train][order]
-    rank = torch.arange(len(order), device=order.device) - offsets(block.num_train)[client]
-    rows = train[order[rank < batch_sizes[client]]].sort().values
+    rows = block.split.train.nonzero()[:, 0]
+    if bool((batch_sizes < block.num_train).any()):
+        drawn_words = key.words(block.row_key[rows], 1)[:, 0]
+        arrays = block.client[rows], drawn_words, batch_sizes
+        client, words, most = (t.cpu().numpy() for t in arrays)
+        order = np.lexsort((words, client))
+        rank = np.arange(len(order)) - np.searchsorted(client, client)
+        drawn = order[rank < most[client]]
+        drawn.sort()
+        rows = rows[torch.from_numpy(drawn).to(rows.device)]
     clients = torch.arange(block.num_clients, device=rows.device)
     return Reached(rows, torch.zeros_like(rows), clients, offsets(_count_by_client(block, rows)))
 
@@ -250,11 +263,10 @@ def sampled_stage(
     assert own_neighbors.degree is not None  # both draws set it
     input_rows, messages = one_stage(block, output_rows, own_neighbors, hop, requested_rows)
     slots, column = torch.unique(halo_neighbors.neighbor, return_inverse=True)
-    first = block.halo.off[:-1][owners(block.halo.off)]
-    requested_slots = Ragged(
-        (slots - first[slots]).int(), torch.searchsorted(slots, block.halo.off)
-    )
-    order = (halo_neighbors.position * len(slots) + column).argsort()
+    slot_off = torch.searchsorted(slots, block.halo.off)
+    client_slots = slots - torch.repeat_interleave(block.halo.off[:-1], slot_off.diff())
+    requested_slots = Ragged(client_slots.int(), slot_off)
+    order = stable_order(halo_neighbors.position * len(slots) + column)
     starts = offsets(torch.bincount(halo_neighbors.position, minlength=len(output_rows.rows)))
     halo_weights = CSR(starts, column[order], halo_neighbors.share[order], len(slots))
     degree_column = own_neighbors.degree.to(own_neighbors.share.dtype)[:, None]
@@ -312,32 +324,55 @@ def _draw_by_rates(
     block: ClientBlock, rows: Tensor, draw: StageDraw, key: Key
 ) -> tuple[Drawn, Drawn]:
     """Keep each neighbor of rows (r,) by chance: those in the same client, and halo slots."""
-    degree = _degree_of(block, draw)
-    all_edges = edges_of(block, rows)
-    no_neighbors = Drawn(rows[:0], rows[:0], all_edges.share[:0])
+    assert block.adj.values is not None  # blocks carry values of the run's dtype
+    degree, dtype = _degree_of(block, draw), block.adj.values.dtype
+    no_neighbors = Drawn(rows[:0], rows[:0], block.adj.values.new_zeros(0))
     if not draw.sums:
         return replace(no_neighbors, degree=degree), no_neighbors
-    keep_probability = draw.keep[block.client[rows]]
-    is_kept = (
-        uniform_of(edge_words(block, rows, key, all_edges)) <= keep_probability[all_edges.position]
-    )
-    position, neighbor = all_edges.position[is_kept], all_edges.neighbor[is_kept]
+    # In NumPy, which takes a quarter of the time of torch for few edges.
+    row, client_keep = rows.cpu().numpy(), draw.keep.cpu().numpy()
+    row_key, keep = block.row_key.cpu().numpy(), client_keep[block.client[rows].cpu().numpy()]
+    hashes = mix_words(row_key[row] ^ signed(key.value))
+    position, neighbor = _keep_edges(block.adj, row, hashes, row_key, keep)
     halo_position, slot = position[:0], neighbor[:0]
     if draw.shared:
-        edges = block.halo.adj.select_rows(rows)
-        row_hashes = mix_words(block.row_key[rows] ^ signed(key.value))
-        edge_hashes = mix_words(row_hashes[edges.row] ^ block.halo.key[edges.indices.long()])
-        is_kept = uniform_of(edge_hashes) <= keep_probability[edges.row]
-        halo_position, slot = edges.row[is_kept], edges.indices.long()[is_kept]
+        slot_key = block.halo.key.cpu().numpy()
+        halo_position, slot = _keep_edges(block.halo.adj, row, hashes, slot_key, keep)
     if draw.by_degree:  # eq. 7
-        count = torch.bincount(torch.cat([position, halo_position]), minlength=len(rows))
-        weight = degree[rows].double() / count.clamp(min=1)
+        count = np.bincount(np.concatenate([position, halo_position]), minlength=len(row))
+        weight = degree[rows].cpu().numpy() / np.maximum(count, 1)
     else:
-        weight = 1 / keep_probability
-    weight = weight.to(all_edges.share.dtype)
-    return Drawn(position, neighbor, weight[position], degree), Drawn(
-        halo_position, slot, weight[halo_position]
-    )
+        weight = 1 / keep
+
+    def drawn(position: np.ndarray, neighbor: np.ndarray, degree: Tensor | None = None) -> Drawn:
+        arrays = position, neighbor, weight[position]
+        place, node, share = (torch.from_numpy(array).to(rows.device) for array in arrays)
+        return Drawn(place, node, share.to(dtype), degree)
+
+    return drawn(position, neighbor, degree), drawn(halo_position, slot)
+
+
+def _keep_edges(
+    adj: CSR, rows: np.ndarray, hashes: np.ndarray, sender_key: np.ndarray, keep: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Keep edges to rows by chance; return the places of their rows, and their columns, (e,) int64.
+
+    Args:
+        adj: (n, s).
+        rows: (r,) int64 of the matrix.
+        hashes: (r,) int64 of the rows' keys and that of the draw.
+        sender_key: (s,) int64.
+        keep: (r,) float64 probability of each row.
+    """
+    indptr = adj.indptr.cpu().numpy()
+    first, lengths = indptr[rows], adj.degree.cpu().numpy()[rows]
+    ends = lengths.cumsum()
+    place = np.repeat(np.arange(len(rows)), lengths)
+    entry = np.arange(len(place)) + np.repeat(first - (ends - lengths), lengths)
+    column = adj.indices.cpu().numpy()[entry].astype(np.int64)
+    words = mix_words(hashes[place] ^ sender_key[column])
+    chosen = (words * 2.0**-64 + 0.5 <= keep[place]).nonzero()[0]
+    return place[chosen], column[chosen]
 
 
 def sampled_inputs(
@@ -352,16 +387,24 @@ def sampled_inputs(
     """
     messages = []
     for number, stage in enumerate(stages):
-        stage_messages = stage.messages
-        if number in received:
-            rows = received[number]
-            report_entries(stage.halo_weights.indptr, stage_messages.off, 2 * rows.shape[1])
-            stage_messages = replace(
-                stage_messages, beside=sparse_product(stage.halo_weights, rows)
-            )
-        messages.append(stage_messages)
+        rows = received.get(number)
+        if rows is not None:
+            _report_received(stage, rows)
+        messages.append(_messages_with(stage, rows))
     keys = tuple(block.row_key[stage.input_rows.rows] for stage in stages)
     return Pass(stages[0].features(block), tuple(messages), keys)
+
+
+def _messages_with(stage: SampledStage, received: Tensor | None) -> Messages:
+    """Return the messages of a stage, those of other silos' rows (k, O) included."""
+    if received is None:
+        return stage.messages
+    return replace(stage.messages, beside=sparse_product(stage.halo_weights, received))
+
+
+def _report_received(stage: SampledStage, received: Tensor) -> None:
+    """Report the work of adding up other silos' rows (k, O)."""
+    report_entries(stage.halo_weights.indptr, stage.messages.off, 2 * received.shape[1])
 
 
 SHARED_FROM = {"all": 0, "hidden": 1}  # the first layer that hears other silos
@@ -566,8 +609,9 @@ def all_shared_backward(context: CallContext) -> list[CallContext]:
 class RoundState:
     """Within a round; between rounds a client keeps nothing but what the library keeps.
 
-    Draws follow from the key and the state, and a pass is computed again where its values are
-    needed. Mappings of the last four fields are by stages, and of the iteration at hand.
+    Draws follow from the key and the state, and so does a pass: what an op has computed of it is
+    cached, and is computed again where the cache is gone. Mappings of the last four fields are by
+    stages, and of the iteration at hand.
 
     Attributes:
         weights: (C, ...).
@@ -613,33 +657,33 @@ def stages_of(clients: FedGraphClients, state: RoundState, first: int) -> list[S
 
     They follow from the key and the state alone; those of the current iteration are cached.
     """
-    block, key, draws = clients.block, step_key(clients, state), _stage_draws(clients.cfg, state)
-    batch_sizes = state.kappa.t
+    block, key, batch_sizes = clients.block, step_key(clients, state), state.kappa.t
     cached = block.memo.pop("fedgraph", None)
-    cached_stages: dict[int, SampledStage] = {}
+    cached_stages: dict[int, tuple[SampledStage, Ragged | None]] = {}
     rates = torch.cat([batch_sizes[:, None].double(), state.keep.t], dim=1)
     if isinstance(cached, tuple) and cached[0] == key and torch.equal(cached[1], rates):
         cached_stages = cached[2]
     del cached  # those of another iteration are released before this one is drawn
-    last = len(draws) - 1
+    last = len(divisible(clients.cfg.model).stages) - 1
     output_rows = (
-        cached_stages[last].output_rows
+        cached_stages[last][0].output_rows
         if last in cached_stages
         else draw_batch_rows(block, batch_sizes, key.fold("batch"))
     )
     stages: list[SampledStage] = []
     for number in range(last, first - 1, -1):
-        requested_rows = _requested_rows(block, state, number)
-        stage = cached_stages.get(number)
+        request = state.requested_rows.get(str(number))
+        stage, latest_request = cached_stages.get(number, (None, None))
         if stage is None or stage.output_rows is not output_rows:
-            stage_key = key.fold("neighbors", number)
-            stage = sampled_stage(
-                block, output_rows, last - number, draws[number], requested_rows, stage_key
-            )
-        elif not torch.equal(stage.requested_rows, requested_rows):
+            stage_key, rows = key.fold("neighbors", number), _requested_rows(block, request)
+            draw = _stage_draws(clients.cfg, state)[number]
+            stage = sampled_stage(block, output_rows, last - number, draw, rows, stage_key)
+        elif request is not latest_request:
             # The requests of other silos arrive after the stage was drawn for the own ones.
-            stage = with_requested_rows(block, stage, last - number, requested_rows)
-        cached_stages[number], output_rows = stage, stage.input_rows
+            rows = _requested_rows(block, request)
+            if not torch.equal(stage.requested_rows, rows):
+                stage = with_requested_rows(block, stage, last - number, rows)
+        cached_stages[number], output_rows = (stage, request), stage.input_rows
         stages.insert(0, stage)
     block.memo["fedgraph"] = (key, rates, cached_stages)
     return stages
@@ -661,9 +705,8 @@ def _stage_draws(cfg: MethodConfig[FedGraphOptions], state: RoundState) -> list[
     return draws
 
 
-def _requested_rows(block: ClientBlock, state: RoundState, number: int) -> Tensor:
-    """Return the rows whose messages of a stage other silos have requested, (m,) int64."""
-    positions = state.requested_rows.get(str(number))
+def _requested_rows(block: ClientBlock, positions: Ragged | None) -> Tensor:
+    """Return the rows whose messages other silos have requested, (m,) int64, by their positions."""
     if positions is None:
         return block.halo.boundary[:0]
     boundary_positions = check_places(
@@ -845,12 +888,16 @@ def _rows_to_send(clients: FedGraphClients, state: RoundState, number: int) -> R
     requested = state.requested_rows.get(str(number))
     if requested is None:
         raise ProtocolError(f"expected to know which rows of stage {number} others need, got none")
-    weights = weights_for_pass(state)
     stages = stages_of(clients, state, 0)
-    inputs = sampled_inputs(clients.block, stages, received_rows(state))
-    key = step_key(clients, state)
-    rows = _messages_of(clients.cfg, weights, inputs, stages[number], key, number)
-    return Ragged(rows, requested.off)
+    if passes_by_halves(clients.cfg):
+        mapped = compute_halves(clients, state, stages, 2 * number + 1)[-1]
+        assert isinstance(mapped, MappedRows)  # the last half
+        z = mapped.z
+    else:
+        inputs = sampled_inputs(clients.block, stages, received_rows(state))
+        key = step_key(clients, state)
+        z = _map_stage(clients.cfg, weights_for_pass(state), inputs, stages[number], key, number)
+    return Ragged(_messages_of(clients.cfg, z, stages[number], number), requested.off)
 
 
 def weights_for_pass(state: RoundState) -> dict[str, Tensor]:
@@ -870,7 +917,7 @@ def received_rows(state: RoundState) -> dict[int, Tensor]:
     return {int(number): rows.t for number, rows in state.received.items()}
 
 
-def _messages_of(
+def _map_stage(
     cfg: MethodConfig[FedGraphOptions],
     weights: Mapping[str, Tensor],
     inputs: Pass,
@@ -878,22 +925,126 @@ def _messages_of(
     key: Key,
     number: int,
 ) -> Tensor:
+    """Return the rows that enter a stage times its weights, (s, O)."""
+    model = divisible(cfg.model)
+    x = rows_of_stage(model, weights, inputs, key, number)
+    return model.stages[number].conv.map(stage_weights(number, weights), x, stage.input_rows.off)
+
+
+def _messages_of(
+    cfg: MethodConfig[FedGraphOptions], z: Tensor, stage: SampledStage, number: int
+) -> Tensor:
     """Return the messages of the requested rows in a stage, scaled by their degrees, (k, O).
 
-    What a silo adds for others in eq. 3: h_j(u) W_j of the owner j.
+    What a silo adds for others in eq. 3: h_j(u) W_j of the owner j. `z`: (s, O) of the rows that
+    enter the stage.
     """
-    model, entering = divisible(cfg.model), stage.input_rows
-    conv, prefix = model.stages[number].conv, f"{number}."
-    params = {n.removeprefix(prefix): w for n, w in weights.items() if n.startswith(prefix)}
-    z = conv.map(params, rows_of_stage(model, weights, inputs, key, number), entering.off)
+    entering = stage.input_rows
     row_position = stage.degree.new_full((len(stage.degree),), -1, dtype=torch.int64)
     row_position[entering.rows] = torch.arange(len(entering.rows), device=row_position.device)
+    conv = divisible(cfg.model).stages[number].conv
     scale = scales_of(conv).sender_scale(stage.degree[stage.requested_rows])
     rows = z.index_select(0, row_position[stage.requested_rows])
     if scale is None:
         return rows
     report_rows(entering.off, z.shape[1])
     return scale * rows
+
+
+# --- Passes of plain models, whose halves of stages are computed once in an iteration -------------
+
+
+def passes_by_halves(cfg: MethodConfig[FedGraphOptions]) -> bool:
+    """Return whether ops share the halves of a pass (`silograph.nn.plain_pass`)."""
+    return not returns_gradients(cfg) and is_plain(divisible(cfg.model))
+
+
+@dataclass(frozen=True, eq=False)
+class CachedHalf:
+    """What half a stage of the iteration's pass gives.
+
+    Attributes:
+        stage: as drawn.
+        received: (k, O) rows of other silos; None: there are none, or it reads none.
+        value: rows times the stage's weight, or (r, O) what leaves the stage.
+        work: of the way forward.
+    """
+
+    stage: SampledStage
+    received: Tensor | None
+    value: MappedRows | Tensor
+    work: Meter
+
+
+def _cached_halves(clients: FedGraphClients, state: RoundState) -> list[CachedHalf]:
+    """Return the halves that ops of the iteration have computed with these very weights."""
+    key, weights = step_key(clients, state), [w.t for w in state.weights.values()]
+    cached = clients.block.memo.get("fedgraph halves")
+    if not isinstance(cached, tuple) or cached[0] != key or not all(map(is_, cached[1], weights)):
+        cached = clients.block.memo["fedgraph halves"] = key, weights, list[CachedHalf]()
+    halves: list[CachedHalf] = cached[2]
+    return halves
+
+
+def compute_halves(
+    clients: FedGraphClients,
+    state: RoundState,
+    stages: Sequence[SampledStage],
+    count: int,
+    times: int = 1,
+) -> list[MappedRows | Tensor]:
+    """Return the first halves of the stages of the iteration's pass, two of each stage.
+
+    Args:
+        clients: of a block.
+        state: theirs, in an iteration.
+        stages: all, as drawn in the iteration.
+        count: how many halves.
+        times: how often the work of a half is reported, of received rows once.
+    """
+    cached, received = _cached_halves(clients, state), received_rows(state)
+    for place in range(count):
+        number, sums = divmod(place, 2)
+        stage, rows = stages[number], received.get(number) if sums else None
+        if place < len(cached):
+            if cached[place].stage is stage and cached[place].received is rows:
+                continue
+            del cached[place:]
+        with metered(clients.block.num_clients) as meter:
+            value = _half(clients, state, stage, number, cached[-1].value if cached else None, rows)
+        cached.append(CachedHalf(stage, rows, value, meter))
+    for half in cached[:count]:
+        report_meter(half.work, times)
+        if half.received is not None:
+            _report_received(half.stage, half.received)
+    return [half.value for half in cached[:count]]
+
+
+def _half(
+    clients: FedGraphClients,
+    state: RoundState,
+    stage: SampledStage,
+    number: int,
+    previous: MappedRows | Tensor | None,
+    received: Tensor | None,
+) -> MappedRows | Tensor:
+    """Return half a stage of a pass, from the half before it."""
+    block, model = clients.block, divisible(clients.cfg.model)
+    weights, entering = weights_for_pass(state), stage.input_rows
+    if isinstance(previous, MappedRows):
+        return sum_rows(model, number, weights, previous, _messages_with(stage, received))
+    x = stage.features(block) if previous is None else previous
+    product, first = None, weights["0.weight"]
+    if isinstance(x, SparseRows) and first.stride(0) == 0:  # as scored after the last round
+        product = known_product(full_reach(block), first[0])
+        product = None if product is None else product.index_select(0, entering.rows)
+    row_key = block.row_key[entering.rows]
+    return map_rows(
+        model, number, weights, x, row_key, entering.off, step_key(clients, state), product
+    )
+
+
+# --- The step on a batch (eq. 5, 6) --------------------------------------------------------------
 
 
 # --- The step on a batch (eq. 5, 6) --------------------------------------------------------------
@@ -921,17 +1072,49 @@ def objective(
     """
     cfg, block, key = clients.cfg, clients.block, step_key(clients, state)
     inputs, batch = sampled_inputs(block, stages, received), stages[-1].output_rows
-    logits = forward_pass(divisible(cfg.model), weights, inputs, key)
-    losses = task_of(cfg.model.task).loss(logits, block.y[batch.rows])
+    losses = _losses(clients, batch, forward_pass(divisible(cfg.model), weights, inputs, key))
     nodes = batch.off.diff()
     loss = segment_sum(losses, batch.off) / nodes.clamp(min=1)
     total = loss.sum()
     for name, gradient in state.returned.items():
         stage = stages[int(name)]
-        rows = _messages_of(cfg, weights, inputs, stage, key, int(name))
+        z = _map_stage(cfg, weights, inputs, stage, key, int(name))
+        rows = _messages_of(cfg, z, stage, int(name))
         batch_size = nodes[block.client[stage.requested_rows]].clamp(min=1)[:, None]
         total = total + (rows * gradient.t / batch_size).sum()
     return loss, total
+
+
+def _losses(clients: FedGraphClients, batch: Reached, logits: Tensor) -> Tensor:
+    """Return the loss of every row of the batches (r,), from their logits."""
+    return task_of(clients.cfg.model.task).loss(logits, clients.block.y[batch.rows])
+
+
+def _loss_and_gradients(
+    clients: FedGraphClients, state: RoundState, stages: Sequence[SampledStage]
+) -> tuple[Tensor, Params]:
+    """Return the mean loss of every client's batch (C,), and the step's gradients (C, ...)."""
+    weights = weights_for_pass(state)
+    if not passes_by_halves(clients.cfg):
+        leaves = {name: w.detach().requires_grad_() for name, w in weights.items()}
+        with torch.enable_grad():
+            loss, total = objective(clients, state, leaves, received_rows(state), stages)
+            gradients = torch.autograd.grad(total, list(leaves.values()))
+        return loss.detach(), dict(zip(leaves, gradients, strict=True))
+    halves = compute_halves(clients, state, stages, 2 * len(stages), times=2)
+    del clients.block.memo["fedgraph halves"]  # the step changes the weights in place
+    mapped = [half for half in halves if isinstance(half, MappedRows)]
+    outputs = [half for half in halves if isinstance(half, Tensor)]
+    logits, batch = outputs[-1].detach().requires_grad_(), stages[-1].output_rows
+    nodes = batch.off.diff()
+    with torch.enable_grad():
+        losses = _losses(clients, batch, logits)
+    share = (losses.new_ones(len(nodes)) / nodes.clamp(min=1)).repeat_interleave(nodes)
+    (grad,) = torch.autograd.grad(losses, logits, share)
+    loss = segment_sum(losses.detach(), batch.off) / nodes.clamp(min=1)
+    messages = [stage.messages for stage in stages]
+    model = divisible(clients.cfg.model)
+    return loss, pass_gradients(model, weights, mapped, outputs, messages, grad)
 
 
 def take_step(clients: FedGraphClients, state: RoundState) -> RoundState:
@@ -941,17 +1124,14 @@ def take_step(clients: FedGraphClients, state: RoundState) -> RoundState:
     """
     cfg, stages = clients.cfg, stages_of(clients, state, 0)
     weights, memory = ({n: f.t for n, f in m.items()} for m in (state.weights, state.moments))
-    leaves = {name: w.detach().requires_grad_() for name, w in weights_for_pass(state).items()}
-    with torch.enable_grad():
-        loss, total = objective(clients, state, leaves, received_rows(state), stages)
-        gradients = torch.autograd.grad(total, list(leaves.values()))
+    loss, gradients = _loss_and_gradients(clients, state, stages)
     batch = stages[-1].output_rows
     nodes = batch.off.diff()
     report_rows(batch.off, LOSS_FLOPS * cfg.model.outputs)
     report_each(cfg.training.step_flops, Kind.OPTIMIZER)
     idle = (nodes == 0).nonzero()[:, 0]  # clients without a batch, which take no step
     before = {n: t[idle] for n, t in (*weights.items(), *memory.items())} if len(idle) else {}
-    cfg.optimizer.step_(weights, dict(zip(leaves, gradients, strict=True)), memory)
+    cfg.optimizer.step_(weights, gradients, memory)
     for name, t in (*weights.items(), *memory.items()) if len(idle) else ():
         t[idle] = before[name]
     return RoundState(
@@ -960,7 +1140,7 @@ def take_step(clients: FedGraphClients, state: RoundState) -> RoundState:
         kappa=state.kappa,
         keep=state.keep,
         nodes=Stacked(nodes),
-        loss=Stacked(loss.detach()),
+        loss=Stacked(loss),
         steps=Stacked(state.steps.t + 1),
     )
 

@@ -72,6 +72,9 @@ class EdgeDraws:
         return weight * is_kept.to(weight.dtype) * (1 / keep_probability(self.drop))
 
 
+ScaleValues = tuple[Tensor | None, Tensor | None, Tensor | None]
+
+
 @dataclass(frozen=True, eq=False)
 class Messages:
     """The edges of one layer: r rows receive from s rows, and are among these.
@@ -94,6 +97,7 @@ class Messages:
         reverse: of messages along the directions of edges, those against them; None: edges have no
             directions.
         operators: matrices that `operator` has built, by convolution.
+        scales: of senders, of receivers and of own rows, by convolution; see `_scales_at`.
     """
 
     adj: CSR
@@ -109,6 +113,7 @@ class Messages:
     loop: Tensor | None = None
     reverse: "Messages | None" = None
     operators: dict[object, CSR] = field(default_factory=dict, init=False, repr=False)
+    scales: dict[object, ScaleValues] = field(default_factory=dict, init=False, repr=False)
 
     def own_of(self, z: Tensor) -> Tensor:
         """Return the receivers' rows of z (s, D), (r, D)."""
@@ -270,6 +275,15 @@ def operator(scales: Scales, messages: Messages) -> CSR:
     return messages.operators[scales]
 
 
+def _scales_at(scales: Scales, messages: Messages) -> ScaleValues:
+    """Return the scales (s, 1), (r, 1) and (r, 1) of a sum, worked out once for its messages."""
+    if scales not in messages.scales:
+        sender, receiver = messages.sender, messages.receiver
+        values = scales.sender_scale(sender), scales.receiver_scale(receiver)
+        messages.scales[scales] = *values, scales.itself(_loop_degree(messages))
+    return messages.scales[scales]
+
+
 def _loop_degree(messages: Messages) -> Tensor:
     return messages.receiver if messages.loop is None else messages.loop
 
@@ -319,8 +333,7 @@ def as_matrix(
 
 def propagate(scales: Scales, z: Tensor, messages: Messages) -> Tensor:
     """Return post * (A @ (pre * z) + beside) + own * z, (n, O)."""
-    pre, post = scales.sender_scale(messages.sender), scales.receiver_scale(messages.receiver)
-    own_scale = scales.itself(_loop_degree(messages))
+    pre, post, own_scale = _scales_at(scales, messages)
     width, passes = z.shape[1], 1 + gradients(z)
     report_entries(messages.adj.indptr, messages.off, 2 * width * passes)
     report_rows(messages.sender_off, width * passes * (pre is not None))
@@ -330,10 +343,25 @@ def propagate(scales: Scales, z: Tensor, messages: Messages) -> Tensor:
         # Scales on both sides are the same up to a factor.
         is_symmetric = messages.symmetric and (pre is None) == (post is None)
         return sparse_product(matrix, z, symmetric=is_symmetric)
-    s = sparse_product(messages.adj, z if pre is None else pre * z)
-    s = s if messages.beside is None else s + messages.beside
-    s = s if post is None else post * s
-    return s if own_scale is None else s + own_scale * messages.own_of(z)
+    s = sparse_product(messages.adj, z if pre is None else pre * z)  # then changed in place
+    s = s if messages.beside is None else s.add_(messages.beside)
+    s = s if post is None else s.mul_(post)
+    return s if own_scale is None else s.add_(own_scale * messages.own_of(z))
+
+
+def propagate_back(conv: "PlainConv", grad: Tensor, messages: Messages) -> Tensor:
+    """Return the gradient of z (s, O) from that of its sum (r, O) along drawn edges; see `combine`.
+
+    The work is not reported.
+    """
+    scales, own_places = conv.scales, messages.own
+    assert own_places is not None  # drawn edges lead to some of the senders
+    if not conv.sums:
+        return grad.new_zeros(len(messages.sender), grad.shape[1]).index_add_(0, own_places, grad)
+    pre, post, own_scale = _scales_at(scales, messages)
+    z = sparse_product(messages.adj.transposed, grad if post is None else post * grad)
+    z = z if pre is None else z.mul_(pre)
+    return z if own_scale is None else z.index_add_(0, own_places, own_scale * grad)
 
 
 def glorot(key: Key, inputs: int, outputs: int) -> Tensor:

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Protocol
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -17,7 +16,7 @@ from silograph.core.payload import NO_STATE, State
 from silograph.core.work import report_entries, report_rows
 from silograph.graph.block.block import ClientBlock, Rows, SparseRows
 from silograph.graph.graph import LabelForm
-from silograph.nn.conv import Conv, Messages, Params, convolve, internal_messages
+from silograph.nn.conv import Conv, Messages, Params, PlainConv, convolve, internal_messages
 from silograph.nn.segment import gradients
 
 
@@ -103,23 +102,16 @@ class Pass:
     row_key: tuple[Tensor, ...]
 
 
+def dropout_factors(row_key: Tensor, x: Tensor, drop: float, key: Key) -> Tensor:
+    """Return what dropout multiplies x (n, D) by: 0, or the inverse of the rest's probability."""
+    is_kept = key.keep(row_key, x.shape[1], drop)
+    # As bytes: torch takes ten times as long to make numbers of bool.
+    return is_kept.view(torch.uint8).to(x.dtype).mul_(1 / keep_probability(drop))
+
+
 def dropped(x: Tensor, drop: float, row_key: Tensor, key: Key) -> Tensor:
     """Return x (n, D) with entries dropped by key and the rest scaled to keep the mean."""
-    return x * dropout_factors(key, row_key, x.shape[1], drop, x.dtype)
-
-
-def dropout_factors(
-    key: Key, row_key: Tensor, width: int, drop: float, dtype: torch.dtype
-) -> Tensor:
-    """Return what dropout multiplies entries by, (n, width): 0 for those that it drops."""
-    is_kept, factor = key.keep(row_key, width, drop), 1 / keep_probability(drop)
-    if not is_kept.is_cpu:
-        return is_kept.to(dtype).mul_(factor)
-    # NumPy takes a third of the time of torch to make numbers of bool.
-    numbers = torch.empty(is_kept.shape, dtype=dtype)
-    factors = numbers.numpy()
-    np.multiply(is_kept.numpy(), factors.dtype.type(factor), out=factors)
-    return numbers
+    return x * dropout_factors(row_key, x, drop, key)
 
 
 def _drop_entries(x: SparseRows, drop: float, row_key: Tensor, key: Key) -> SparseRows:
@@ -250,8 +242,6 @@ def leave(
     x: Rows,
     origin: Tensor | None,
     messages: Messages,
-    *,
-    may_overwrite: bool = False,
 ) -> Tensor:
     """Return the outputs of a stage, (r, O).
 
@@ -261,11 +251,11 @@ def leave(
         x: (s, I) inputs of the stage.
         origin: (r, O) inputs of the first stage with a restart; None before that.
         messages: from s senders to r receivers.
-        may_overwrite: whether the memory of `out` may be written to.
     """
     if stage.relu:
         report_rows(messages.off, out.shape[1] * (1 + gradients(out)))
-        out = torch.relu_(out) if may_overwrite else torch.relu(out)
+        # A plain convolution ends with a sum with its bias, in memory that nobody else has.
+        out = torch.relu_(out) if isinstance(stage.conv, PlainConv) else torch.relu(out)
     if stage.skip:
         assert isinstance(x, Tensor)  # never the first stage
         report_rows(messages.off, out.shape[1])

@@ -16,10 +16,10 @@ import torch
 from torch import Tensor
 
 from silograph.core.key import Key, mix_words, signed
-from silograph.core.payload import State, offsets, ranges
+from silograph.core.payload import State, offsets, ranges, stable_order
 from silograph.federation.field_specs import FieldSpecs
 from silograph.graph.block.block import ClientBlock, SparseRows
-from silograph.graph.csr import CSR
+from silograph.graph.csr import CSR, index_dtype
 from silograph.nn.conv import (
     AGAINST_COLUMN,
     ALONG_COLUMN,
@@ -479,25 +479,26 @@ def one_stage(
         more: (m,) int64 rows that enter the stage besides, of the same clients.
     """
     rows, neighbor = reached.rows, drawn.neighbor
-    new_rows = _new_neighbors(
-        block, rows, neighbor if more is None else torch.cat([neighbor, more])
-    )
+    new_rows = _new_neighbors(block, rows, neighbor, more)
     senders, hops = (
         torch.cat([rows, new_rows]),
         torch.cat([reached.hops, torch.full_like(new_rows, hop)]),
     )
-    client = block.client[senders]
+    # `index_select` takes a third of the time of an index in brackets.
+    client = block.client.index_select(0, senders)
     if len(reached.clients) > 1:
-        order = client.argsort(stable=True)
-        senders, hops, client = senders[order], hops[order], client[order]
+        order = stable_order(client)
+        senders, hops, client = (t.index_select(0, order) for t in (senders, hops, client))
     client_bounds = torch.cat([reached.clients, reached.clients[-1:] + 1])
     off = torch.searchsorted(client, client_bounds)
     position = torch.empty(block.adj.num_rows, dtype=torch.int64, device=rows.device)
-    position[senders] = torch.arange(len(senders), device=rows.device)
-    column = position[neighbor]
-    order = (drawn.position * len(senders) + column).argsort()
+    position.index_copy_(0, senders, torch.arange(len(senders), device=rows.device))
+    column = position.index_select(0, neighbor)
+    order = stable_order(drawn.position * len(senders) + column)
     starts = offsets(torch.bincount(drawn.position, minlength=len(rows)))
-    adj = CSR(starts, column[order], drawn.share[order], len(senders))
+    dtype = index_dtype(len(column), len(senders))  # SciPy, which transposes, would copy others
+    column, share = column.index_select(0, order).to(dtype), drawn.share.index_select(0, order)
+    adj = CSR(starts.to(dtype), column, share, len(senders))
     reached_next = replace(reached, rows=senders, hops=hops, off=off)
     if drawn.share.dim() == 2:
         return reached_next, _both_ways(block, adj, reached, reached_next, position[rows])
@@ -505,9 +506,9 @@ def one_stage(
     messages = Messages(
         adj=adj,
         symmetric=False,
-        sender=degree[senders],
-        receiver=degree[rows],
-        own=position[rows],
+        sender=degree.index_select(0, senders),
+        receiver=degree.index_select(0, rows),
+        own=position.index_select(0, rows),
         sender_off=off,
         off=reached.off,
         gate=None if drawn.gate is None else drawn.gate[senders],
@@ -546,11 +547,15 @@ def _both_ways(
     return replace(first, reverse=second)
 
 
-def _new_neighbors(block: ClientBlock, rows: Tensor, neighbor: Tensor) -> Tensor:
-    """Return the neighbors that are not among the rows, ascending, each once."""
+def _new_neighbors(
+    block: ClientBlock, rows: Tensor, neighbor: Tensor, more: Tensor | None
+) -> Tensor:
+    """Return the neighbors, and more rows, that are not among the rows, ascending, each once."""
     is_new = torch.zeros(block.adj.num_rows, dtype=torch.bool, device=rows.device)
-    is_new[neighbor] = True
-    is_new[rows] = False
+    is_new.index_fill_(0, neighbor, True)
+    if more is not None:
+        is_new.index_fill_(0, more, True)
+    is_new.index_fill_(0, rows, False)
     return is_new.nonzero()[:, 0]
 
 

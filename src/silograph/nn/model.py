@@ -396,19 +396,34 @@ def before(params: Mapping[str, Tensor], stage_inputs: Inputs) -> Tensor:
     x = at.x
     drops = at.key is not None and at.stage.drop > 0
     # Other convolutions may map otherwise, and report other work.
-    is_product = isinstance(at.stage.conv, PlainConv | GIN) and params.keys() == {"weight"}
+    is_product = isinstance(at.stage.conv, PlainConv | GIN)
     if drops or not is_product or not isinstance(x, SparseRows):
         return _before(params, at)
-    # NumPy takes a quarter of the time of `torch.equal`, and bits tell 0 from -0.
-    weight, latest = params["weight"], at.reach.feature_product
-    bits = weight.detach().contiguous().view(torch.int32).cpu().numpy()
-    if latest and np.array_equal(latest[0][0], bits):
+    weight = params["weight"]
+    known = known_product(at.reach, weight)
+    if known is not None:
         report_entries(x.csr.indptr, at.reach.off, 2 * weight.shape[-1])
-        return latest[0][1]
+        return known
     z = _before(params, at)
     if at.key is None:
-        latest[:] = [(bits.copy(), z)]
+        at.reach.feature_product[:] = [(_bits_of(weight).copy(), z)]
     return z
+
+
+def known_product(reach: Reach, weight: Tensor) -> Tensor | None:
+    """Return the product z (r, H) that `before` has kept, if it is that of a weight (F, H)."""
+    if not reach.feature_product:
+        return None
+    (latest, product), bits = reach.feature_product[0], _bits_of(weight)
+    # NumPy takes a quarter of the time of `torch.equal`, and bits tell 0 from -0. Most other
+    # weights differ in the first row.
+    same = np.array_equal(latest[:1], bits[:1]) and np.array_equal(latest, bits)
+    return product if same else None
+
+
+def _bits_of(weight: Tensor) -> np.ndarray:
+    bits: np.ndarray = weight.detach().contiguous().view(torch.int32).cpu().numpy()
+    return bits
 
 
 def _before(params: Mapping[str, Tensor], stage_inputs: Inputs) -> Tensor:
@@ -430,9 +445,7 @@ def _after(params: Mapping[str, Tensor], stage_inputs: Inputs, s: Tensor) -> Ten
     out = conv.finish(
         params, _inputs_after_dropout(stage_inputs) if conv.rooted else stage_inputs.x, s, messages
     )
-    inputs = stage_inputs.stage, out, stage_inputs.x, stage_inputs.origin, messages
-    # A bias has been added in new memory.
-    return leave(*inputs, may_overwrite=isinstance(conv, PlainConv) and not out.requires_grad)
+    return leave(stage_inputs.stage, out, stage_inputs.x, stage_inputs.origin, messages)
 
 
 def before_back(
@@ -575,7 +588,7 @@ def _inputs_after_dropout(stage_inputs: Inputs) -> Rows:
     latest = reach.dropout_masks.get(at.number)
     if latest is None or latest[0] != name:
         key = at.key.fold("dropout", at.number)
-        factors = dropout_factors(key, reach.row_key, x.shape[1], stage.drop, x.dtype)
+        factors = dropout_factors(reach.row_key, x, stage.drop, key)
         latest = reach.dropout_masks[at.number] = name, factors
     report_rows(reach.off, 2 * x.shape[1] * (1 + gradients(x)))
     return x * latest[1]

@@ -8,7 +8,6 @@ from typing import cast
 
 import torch
 from torch import Tensor
-from torch.nn.functional import embedding_bag
 
 from silograph.core.errors import ProtocolError
 from silograph.core.payload import owners
@@ -50,14 +49,15 @@ def _sparse_times_dense(matrix: CSR, dense: Tensor) -> Tensor:
     if dense.device.type != "cpu":
         return matrix.tensor @ dense
     if dense.dtype is torch.float32 and matrix.nnz:
-        return embedding_bag(
-            matrix.indices,
+        sums: Tensor = torch.embedding_bag(
             dense.detach().contiguous(),
+            matrix.indices,
             matrix.indptr,
-            mode="sum",
+            mode=0,  # sums
             per_sample_weights=matrix.values,
             include_last_offset=True,
-        )
+        )[0]
+        return sums
     if dense.shape[1] < WIDE:
         return matrix.tensor @ dense
     out: Tensor = torch.sparse.mm(matrix.tensor, dense.contiguous(), "sum")
@@ -235,6 +235,8 @@ class _SegmentBias(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, bias, sizes, off):  # type: ignore[no-untyped-def]
         ctx.off = off
+        if bias.stride(0) == 0:  # expanded from one
+            return x + bias[0]
         return bias.repeat_interleave(sizes, dim=0, output_size=x.shape[0]).add_(x)
 
     @staticmethod
@@ -275,4 +277,7 @@ def sum_of_rows(values: Tensor, rows: Tensor, off: Tensor) -> Tensor:
         rows: (k,) int64 rows that are summed, run by run.
         off: (m + 1,) int64 run i has rows off[i]:off[i + 1].
     """
-    return embedding_bag(rows, values.contiguous(), off, mode="sum", include_last_offset=True)
+    sums: Tensor = torch.embedding_bag(
+        values.contiguous(), rows, off, mode=0, include_last_offset=True
+    )[0]
+    return sums

@@ -276,9 +276,13 @@ class SparseRows:
         """(n, C * F): client c's rows moved to columns c F onwards, to meet stacked weights."""
         if self.places is not None and self.csr.values is not None:
             return self.places.stacked.with_values(self.csr.values)
-        shift = owners(self.off)[self.csr.row] * self.csr.num_cols
-        columns = self.csr.indices.long() + shift
-        return self.csr.with_columns(columns, (len(self.off) - 1) * self.csr.num_cols)
+        csr, clients = self.csr, len(self.off) - 1
+        num_cols = clients * csr.num_cols
+        dtype = index_dtype(csr.nnz, num_cols)
+        shift = torch.arange(clients, dtype=dtype, device=csr.indices.device) * csr.num_cols
+        entries = csr.indptr.index_select(0, self.off).diff()
+        columns = csr.indices.to(dtype) + shift.repeat_interleave(entries, output_size=csr.nnz)
+        return csr.with_columns(columns, num_cols)
 
     @cached_property
     def used(self) -> UsedRows:
