@@ -481,13 +481,13 @@ def models_in(cfg: Config, training: Mapping[str, Stacked | Ragged]) -> Training
     return stored_compiled.unpack_weights(divisible(cfg.model), dict(training))
 
 
-def pack_for_training(cfg: Config, models: TrainingFields) -> TrainingFields:
-    """Return models before their first step in the form that training uses."""
+def pack_for_training(cfg: Config, models: TrainingFields, *, fresh: bool) -> TrainingFields:
+    """Return models before their first step, maybe a fresh optimizer's, in the form of training."""
     if not is_compiled(cfg):
         return models
     from silograph.nn import stored_compiled
 
-    return stored_compiled.pack_weights(divisible(cfg.model), models)
+    return stored_compiled.pack_weights(divisible(cfg.model), models, fresh=fresh)
 
 
 # --- The round begins: losses, and the nodes that clients draw (lines 11, 12 and 14) -------------
@@ -513,7 +513,13 @@ def begin_training(clients: FedAISClients, state: ClientState, request: RoundSta
     check_fit(cfg.training, TrainingInputs(block, weights, memory, key))
     is_compact = not cfg.options.share_features
     models = stored_rows.start_training(
-        model, cfg.training, block, weights, memory, compact=is_compact
+        model,
+        cfg.training,
+        block,
+        weights,
+        memory,
+        compact=is_compact,
+        unread=is_compiled(cfg) and isinstance(cfg.optimizer, Adam),
     )
     logits, entered = whole_pass(clients, state, weights, block.x)
     losses = train_losses(clients, logits)
@@ -537,7 +543,7 @@ def begin_training(clients: FedAISClients, state: ClientState, request: RoundSta
     return RoundState(
         **{**vars(state), **vars(drawn), **new},
         requested_slots=Ragged(block.off.new_zeros(0).int(), torch.zeros_like(block.off)),
-        training=pack_for_training(cfg, models),
+        training=pack_for_training(cfg, models, fresh=memory is None),
         batches_done=Stacked(torch.zeros_like(state.passes.t)),
         sums=Stacked(zeros),
         start_weights=stack(start),

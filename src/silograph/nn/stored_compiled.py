@@ -2,14 +2,15 @@
 
 Results are those of `silograph.nn.stored_rows`, from the same batches and draws. While a client
 trains, its weights after the first matrices wait side by side as one field `flat`, and so do their
-moments, so that a call copies nothing but what it changes.
+moments, so that a call copies nothing but what it changes. `moves/NAME` (U,) or (C, F) bool says
+which rows of a first matrix have moments; those of others may hold anything.
 
 J: batches. C: clients. b: rows of a batch. e: edges. S: halo slots. W: widths of all stored stages
 together.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -47,13 +48,23 @@ from silograph.nn.stored_rows import (
     surroundings,
 )
 
-FLAT = "flat"
+FLAT, MOVES = "flat", "moves"
 KINDS = "weights", "memory/first", "memory/second", "memory/momentum"
 
 
-def pack_weights(model: Staged, fields: TrainingFields) -> TrainingFields:
-    """Return clients in training with the weights after the first matrices side by side."""
+def pack_weights(model: Staged, fields: TrainingFields, *, fresh: bool) -> TrainingFields:
+    """Return clients in training with the weights after the first matrices side by side.
+
+    `fresh`: whether the optimizer has taken no step, so that no row has moments.
+    """
     names, new = tuple(later_names(model.stages)), dict(fields)
+    for name in model.first_maps:
+        weights = fields[f"weights/{name}"]
+        moves = torch.zeros(weights.t.shape[:-1], dtype=torch.bool)
+        for kind in () if fresh else KINDS[1:]:
+            if f"{kind}/{name}" in fields:
+                moves |= (fields[f"{kind}/{name}"].t != 0).any(dim=-1)
+        new[f"{MOVES}/{name}"] = replace(weights, t=moves)
     for kind in KINDS:
         if f"{kind}/{names[0]}" in fields:
             parts = {name: new.pop(f"{kind}/{name}").t for name in names}
@@ -170,7 +181,8 @@ def train_(
     own_rows = parts[0] if is_single else torch.cat([no_columns, *parts], dim=1)
     batch_arrays = _arrange_batches(model, block, batches, own_rows)
     w, m1, m2 = (_tensors_of_kind(model, fields, kind) for kind in _weight_and_moment_kinds(fields))
-    clients = kernels.TrainingArrays(w, m1, m2, fields[STEPS].t.numpy())
+    moves = [fields[f"{MOVES}/{name}"].t.reshape(-1).numpy() for name in model.first_maps]
+    clients = kernels.TrainingArrays(w, m1, m2, moves[0], moves[-1], fields[STEPS].t.numpy())
     rule = step_rule(training)
 
     def train(first: int, end: int) -> None:
@@ -210,21 +222,28 @@ def check_fields(
     moments = {name.partition("/")[0] for name in training.optimizer.init({"": torch.zeros(1)})}
     kinds = [KINDS[0], *(f"memory/{moment}" for moment in moments if moment != STEPS)]
     expected = {f"{kind}/{name}": shape for kind in kinds for name, shape in shapes.items()}
+    expected |= {f"{MOVES}/{name}": (used,) for name in model.first_maps}
     expected[STEPS] = (clients,)
-    shapes_found = {
-        name: tuple(f.t.flatten(0, -2).shape) for name, f in fields.items() if name != STEPS
-    }
-    shapes_found[STEPS] = tuple(fields[STEPS].t.shape) if STEPS in fields else ()
+    weights, marks = dict[str, Tensor](), dict[str, Tensor]()
+    for name, f in fields.items():
+        (marks if name == STEPS or name.startswith(f"{MOVES}/") else weights)[name] = f.t
+    shapes_found = {name: tuple(t.flatten(0, -2).shape) for name, t in weights.items()}
+    shapes_found |= {name: tuple(t.reshape(-1).shape) for name, t in marks.items()}
     misfit = min(
         (n for n in shapes_found.keys() | expected if shapes_found.get(n) != expected.get(n)),
         default="",
     )
-    if misfit or len({field.t.dtype for name, field in fields.items() if name != STEPS}) > 1:
+    is_mixed = len({t.dtype for t in weights.values()}) > 1
+    if misfit or is_mixed or any(t.dtype is not _dtype_of(name) for name, t in marks.items()):
         raise ProtocolError(
             f"expected clients in training whose {misfit or 'weights'} has shape "
             f"{expected.get(misfit)} and the run's dtype, got {shapes_found.get(misfit)}: they are "
             "of another model, optimizer or block"
         )
+
+
+def _dtype_of(marks: str) -> torch.dtype:
+    return torch.int64 if marks == STEPS else torch.bool
 
 
 def check_stored(model: Staged, stored: StoredRows, block: ClientBlock) -> None:

@@ -559,6 +559,7 @@ def start_training(
     memory: Mapping[str, Tensor] | None,
     *,
     compact: bool,
+    unread: bool = False,
 ) -> TrainingFields:
     """Return clients before their first step.
 
@@ -569,19 +570,26 @@ def start_training(
         weights: that all start from.
         memory: optimizer state (C, ...) to go on from; None: a fresh one.
         compact: whether first weights may be trained as rows of used features.
+        unread: whether fresh moments of first weights may hold anything, as nothing reads them
+            before it has written them.
     """
     fields = start_fields(model, weights, block.num_clients)
     small = compact and memory is None and starts_compact(model, fields, block.x)
     weight_fields = copy_start(model, block, fields, compact=small)
     off = {name: f.off for name, f in weight_fields.items() if isinstance(f, Ragged)}
+    unwritten = model.first_maps if unread and memory is None else ()
     optimizer_state = memory
     if optimizer_state is None:
-        optimizer_state = training.optimizer.init({name: f.t for name, f in weight_fields.items()})
+        parts = {n: f.t[:0] if n in unwritten else f.t for n, f in weight_fields.items()}
+        optimizer_state = training.optimizer.init(parts)
     fields_in_training: TrainingFields = {f"weights/{name}": f for name, f in weight_fields.items()}
     for name, m in optimizer_state.items():
         if name != STEPS:
-            used_off = off.get(name.rpartition("/")[2])
+            weights_name = name.rpartition("/")[2]
+            used_off = off.get(weights_name)
             t = m if memory is None else own_copy(m)  # zeros that nobody has written take no memory
+            if weights_name in unwritten:
+                t = torch.empty_like(weight_fields[weights_name].t)
             fields_in_training[f"memory/{name}"] = (
                 Stacked(t) if used_off is None else Ragged(t, used_off)
             )
