@@ -279,13 +279,13 @@ def _convolve(
     if not conv.sums:
         return convolve(conv, params, x, messages)
     scales, off = scales_of(conv), messages.off
-    z, other = conv.map(params, x, off), conv.map(params, others[0], senders.off)
-    parts = [
-        _scale_rows(z, scales.sender_scale(messages.sender), off),
-        _scale_rows(other, scales.sender_scale(senders.degree), senders.off),
-    ]
+    z = conv.map(params, x, off)
+    parts = [_scale_rows(z, scales.sender_scale(messages.sender), off)]
+    if len(senders.rows):
+        other = conv.map(params, others[0], senders.off)
+        parts.append(_scale_rows(other, scales.sender_scale(senders.degree), senders.off))
     if others[1] is None:
-        total = _sum_rows(senders.adj, torch.cat(parts), off)
+        total = _sum_rows(senders.adj, _join(parts), off)
     elif dropped:
         mapped = conv.map(params, others[1], senders.slot_off)
         total = _sum_rows(senders.adj, torch.cat([*parts, mapped]), off)
@@ -293,8 +293,10 @@ def _convolve(
         own_part, slot_part = senders.parts
         mapped = conv.map(params, _sum_rows(slot_part, others[1], off), off)
         report_rows(off, z.shape[1])
-        total = _sum_rows(own_part, torch.cat(parts), off) + mapped
-    s, work = _scale_rows(total, scales.receiver_scale(messages.receiver), off), 1 + gradients(z)
+        total = _sum_rows(own_part, _join(parts), off)
+        total = total + mapped if gradients(total, mapped) else total.add_(mapped)
+    scale = scales.receiver_scale(messages.receiver)
+    s, work = _scale_rows(total, scale, off, own=True), 1 + gradients(z)
     own_scale = scales.itself(messages.receiver)
     if own_scale is not None:
         report_rows(off, 2 * z.shape[1] * work)
@@ -308,11 +310,17 @@ def _sum_rows(adj: CSR, x: Tensor, off: Tensor) -> Tensor:
     return sparse_product(adj, x)
 
 
-def _scale_rows(z: Tensor, scale: Tensor | None, off: Tensor) -> Tensor:
+def _join(parts: list[Tensor]) -> Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+
+def _scale_rows(z: Tensor, scale: Tensor | None, off: Tensor, *, own: bool = False) -> Tensor:
+    """Return scaled rows, and report the work; `own`: in place where no gradient needs them."""
     if scale is None:
         return z
-    report_rows(off, z.shape[1] * (1 + gradients(z)))
-    return scale * z
+    work = gradients(z)
+    report_rows(off, z.shape[1] * (1 + work))
+    return z.mul_(scale) if own and not work else scale * z
 
 
 def to_send(
