@@ -69,6 +69,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Annotated, Any, Literal, cast
 
+import numpy as np
 import torch
 from pydantic import Field as Bounds
 from pydantic.dataclasses import dataclass as checked_dataclass
@@ -828,7 +829,9 @@ def slots_to_fetch(
     if cfg.options.halo == "all":
         slots = torch.arange(len(block.halo.key), device=block.off.device)
     elif is_compiled(cfg):
-        slots = compiled_batches(clients, state, numbers).slots(of_all=cfg.options.halo == "held")
+        drawn, places = compiled_batches(clients, state, numbers)
+        places = places if cfg.options.halo == "held" else places[:1]
+        slots = torch.from_numpy(np.unique(drawn.slots(places)))
     else:
         numbers = numbers if cfg.options.halo == "held" else numbers[:1]
         slots = torch.cat([drawn_slots(clients, state, n) for n in numbers]).unique()
@@ -1040,40 +1043,77 @@ def take_steps_compiled_(
     """Do the same for several batches and all clients by one call of the kernels, in place."""
     from silograph.nn import stored_compiled  # numba takes a while to import
 
-    cfg, block, drawn = clients.cfg, clients.block, compiled_batches(clients, state, numbers)
+    cfg, block = clients.cfg, clients.block
     model, stored = divisible(cfg.model), readable_rows(clients, state)
-    off, num_batches_now = torch.from_numpy(drawn.rows.off), len(numbers)
-    share = batch_loss_weights(state, off, drawn.rows.places)
-    if share is None:
-        counts = off.diff()
-        share = torch.repeat_interleave(1 / counts.to(dtype_of(block)), counts)
-    batches = stored_compiled.training_batches(model, block, stored, drawn, share)
+    drawn, places = compiled_batches(clients, state, numbers)
+    known = stored.known.numpy()
+    if known[drawn.slots(places)].all():  # as they mostly are: then all are made ready once
+        known = np.ones_like(known)
+    else:
+        drawn, places = drawn.part(places), range(len(numbers))
+    cached = block.memo.get("batches with senders")
+    if not isinstance(cached, tuple) or cached[0] is not drawn:
+        share = loss_shares(state, drawn.rows, dtype_of(block))
+        cached = drawn, stored_compiled.training_batches(model, block, known, drawn, share)
+        block.memo["batches with senders"] = cached
+    batches = cached[1]
+    assert isinstance(batches, stored_compiled.TrainingBatches)
     losses = stored_compiled.train_(
-        model, cfg.training, block, dict(state.training), batches, stored
+        model, cfg.training, block, dict(state.training), batches, places, stored
     )
     # What `add_to_sums_` does, batch after batch.
-    slots, slot_off = (
-        torch.from_numpy(t) for t in (batches.later.slots, batches.later.arrays.slot_off)
-    )
-    number = batches_before + torch.tensor(numbers).repeat_interleave(block.num_clients)
-    ages = (number[owners(slot_off)] - state.received_at.t[slots]).double()
-    parts = segment_sum(losses, off), off.diff(), segment_sum(ages, slot_off), slot_off.diff()
-    for sums in torch.stack([t.double() for t in parts], dim=1).chunk(num_batches_now):
-        state.sums.t.add_(sums)
+    clients_of = slice(places.start * block.num_clients, places.stop * block.num_clients + 1)
+    off, slot_off = batches.arrays.off[clients_of], batches.arrays.later.slot_off[clients_of]
+    slots = batches.slots[slot_off[0] : slot_off[-1]]
+    number = np.repeat(batches_before + np.array(numbers), block.num_clients)
+    counts, slot_counts = np.diff(off), np.diff(slot_off)
+    ages = np.repeat(number, slot_counts) - state.received_at.t.numpy()[slots]
+    parts = _sums(losses, counts), counts, _sums(ages, slot_counts), slot_counts
+    sums = state.sums.t.numpy()
+    for batch in np.stack(parts, axis=1).astype(np.float64).reshape(len(numbers), *sums.shape):
+        sums += batch
 
 
-def compiled_batches(clients: FedAISClients, nodes: DrawnNodes, numbers: range) -> DrawnBatches:
-    """Return batches with their edges, drawn once for their exchange and for their training."""
+def loss_shares(nodes: DrawnNodes, rows: BatchRows, dtype: torch.dtype) -> Tensor:
+    """Return the weight of the loss of each row of several batches, (b,)."""
+    off = torch.from_numpy(rows.off)
+    weights = batch_loss_weights(nodes, off, rows.places)
+    if weights is not None:
+        return weights
+    counts = off.diff()
+    return torch.repeat_interleave(1 / counts.to(dtype), counts)
+
+
+def _sums(values: np.ndarray, counts: np.ndarray) -> np.ndarray:
+    """Return the sums of runs with these counts (k,), added up in order, (k,) float64."""
+    return np.bincount(np.repeat(np.arange(len(counts)), counts), values, len(counts))
+
+
+AT_ONCE = 2**17  # edges of batches that are drawn together: so few take little memory
+
+
+def compiled_batches(
+    clients: FedAISClients, nodes: DrawnNodes, numbers: range
+) -> tuple[DrawnBatches, range]:
+    """Return batches with their edges, and which of them `numbers` are.
+
+    Those of a round are drawn once, together where they are small.
+    """
     cfg, block, sample = clients.cfg, clients.block, nodes.sample.t
-    keys = tuple(clients.key.fold("batch", number) for number in numbers)
     cached = block.memo.get("drawn batches")
-    if not isinstance(cached, DrawnBatches) or not cached.is_of(keys, sample):
-        graphs = stored_rows.surroundings(block, halo=False), surroundings_of(clients)
-        rows, off, places = rows_of_batches(cfg, block, nodes, numbers)
-        batches = BatchRows.of(rows, off, places, sample, len(numbers))
-        cached = draw_batches(graphs, batches, cfg.options.drawn, keys)
-        block.memo["drawn batches"] = cached
-    return cached
+    if isinstance(cached, DrawnBatches):
+        first_key = clients.key.fold("batch", numbers.start)
+        if (places := cached.place_of(first_key, len(numbers), sample)) is not None:
+            return cached, places
+    edges = len(sample) * cfg.schedule.epochs * cfg.options.drawn
+    together = range(num_batches(cfg)) if 0 < edges <= AT_ONCE else numbers
+    keys = tuple(clients.key.fold("batch", number) for number in together)
+    graphs = stored_rows.surroundings(block, halo=False), surroundings_of(clients)
+    rows, off, places_in_sample = rows_of_batches(cfg, block, nodes, together)
+    batches = BatchRows.of(rows, off, places_in_sample, sample, len(together))
+    drawn = draw_batches(graphs, batches, cfg.options.drawn, keys)
+    block.memo["drawn batches"] = drawn
+    return drawn, range(numbers.start - together.start, numbers.stop - together.start)
 
 
 def draw_training_rows(

@@ -55,7 +55,7 @@ class SenderArrays(NamedTuple):
 
     rows: Array  # (o,) row of the client
     off: Array  # (J C + 1,)
-    slot: Array  # (h, W) what is stored of slots
+    slot: Array  # (h,) where `BatchArrays.halo` has what is stored of slots
     slot_key: Array  # (h,) uint64
     slot_off: Array  # (J C + 1,)
     ptr: Array  # (b + 1,) edges of every row
@@ -65,16 +65,19 @@ class SenderArrays(NamedTuple):
 
 
 class BatchArrays(NamedTuple):
-    """Batches of all clients."""
+    """Batches of all clients, of which some are trained on."""
 
     key: Array  # (J,) uint64
     clients: int  # C
+    begin: int  # number of the first batch that is trained on
+    end: int
     rows: Array  # (b,) row of the client
     off: Array  # (J C + 1,)
     share: Array  # (b,) weight of the row's loss
     first: SenderArrays
     later: SenderArrays
     own: Array  # (n, W) stored rows, changed in place
+    halo: Array  # (s, W) stored rows of slots
     place: Array  # (L,) where in them is what enters a layer; -1: it is not stored
     loss: Array  # (b,) float64, filled
 
@@ -124,7 +127,7 @@ class Memory(NamedTuple):
     rows: Array  # (u, D)
     done: Array  # (2, u) steps that rows of the first matrices have taken
     nothing: Array  # (D,) zeros
-    factors: Array  # (2, J) float64 of Adam: step t has number t modulo J
+    factors: Array  # (2, N) float64 of Adam for N batches: step t has number t modulo N
     start: Array  # (m,) entries of sparse features
     end: Array
     words: Array  # random words of dropout
@@ -146,7 +149,7 @@ def memory(
 ) -> Memory:
     """Return memory for the batches of clients k0 to k1."""
     m = 1
-    for i in range(batch.off.shape[0] - 1):
+    for i in range(batch.begin * batch.clients, batch.end * batch.clients):
         if k0 <= i % batch.clients < k1:
             for layer in range(min(shape.layers, 2)):
                 others, slots = senders_of(batch, shape, layer, i)
@@ -164,7 +167,7 @@ def memory(
         rows=np.empty((used, w.first.shape[1]), dtype),
         done=np.empty((2, used), np.int64),
         nothing=np.zeros(w.first.shape[1], dtype),
-        factors=np.empty((2, batch.key.shape[0])),
+        factors=np.empty((2, batch.end - batch.begin)),
         start=np.empty(m, np.int64),
         end=np.empty(m, np.int64),
         words=words,
@@ -237,7 +240,7 @@ def gather_stored(
         else:
             slot = side.slot_off[i] + j - size - others
             row_key = side.slot_key[slot]
-            copy(side.slot[slot, at : at + width], h[j])
+            copy(batch.halo[side.slot[slot], at : at + width], h[j])
         if dropping:
             drop(h, j, row_key, layer_key, shape.threshold, shape.scale, s)
 
@@ -540,7 +543,7 @@ def train_range(
         begin = counts[k] + later
         for row in range(hi - lo):
             done[row], root_done[row] = begin, begin
-        for j in range(batch.key.shape[0]):
+        for j in range(batch.begin, batch.end):
             i, t = j * batch.clients + k, counts[k] + later + 1
             if batch.off[i + 1] == batch.off[i]:
                 continue
