@@ -764,7 +764,7 @@ class ReceivedFeatures:
 
 
 def answer(
-    model: Staged, block: ClientBlock, state: History, request: RequestedRows, *, small: bool
+    model: Staged, block: ClientBlock, state: History, row: Ragged, rows: Tensor, *, small: bool
 ) -> SentRows:
     """Return the requested rows as they are stored, of clients that have any.
 
@@ -772,13 +772,14 @@ def answer(
         model: whose stages rows enter.
         block: the owners.
         state: theirs.
-        request: what others want.
+        row: (k,) that others want.
+        rows: (k,) int64 the same in the block.
         small: whether rows are sent as bytes.
     """
-    row_off, has = request.row.off, state.passes.t > 0
+    row_off, has = row.off, state.passes.t > 0
     answered = has[owners(row_off)]
     off = offsets(torch.where(has, row_off.diff(), 0))
-    rows, around = request.rows(block)[answered], surroundings(block)
+    rows, around = rows[answered], surroundings(block)
     scales: dict[str, Ragged] = {}
     sent: dict[str, Ragged] = {}
     for number, stored in state.own_rows.items():

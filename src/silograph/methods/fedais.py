@@ -872,8 +872,9 @@ def serve(
 ) -> tuple[OwnerState, pull.SentRows]:
     """Send the requested rows, computed anew by owners in training (line 16)."""
     cfg, block, model = clients.cfg, clients.block, divisible(clients.cfg.model)
+    rows = request.rows(block)
     if state.training is not None and cfg.options.owners == "recompute":
-        models, rows = models_in(cfg, state.training), request.rows(block)
+        models = models_in(cfg, state.training)
         stored, around = state.readable(halo=reads_halo(cfg)), surroundings_of(clients)
         later = len(stored_rows.stored_stages(model)) > 1
         batch = stored_rows.batch_of_edges(
@@ -885,7 +886,7 @@ def serve(
                 model, stored_rows.weights_of(models), block, x, batch, stored
             )
         state.write_(rows, entered)
-    reply = pull.answer(model, block, state, request, small=cfg.options.sent == "int8")
+    reply = pull.answer(model, block, state, request.row, rows, small=cfg.options.sent == "int8")
     if cfg.options.moved is None:
         return state, reply
     now = request.batches_before(cfg) + int(request.start)
