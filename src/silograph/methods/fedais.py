@@ -874,17 +874,7 @@ def serve(
     cfg, block, model = clients.cfg, clients.block, divisible(clients.cfg.model)
     rows = request.rows(block)
     if state.training is not None and cfg.options.owners == "recompute":
-        models = models_in(cfg, state.training)
-        stored, around = state.readable(halo=reads_halo(cfg)), surroundings_of(clients)
-        later = len(stored_rows.stored_stages(model)) > 1
-        batch = stored_rows.batch_of_edges(
-            block, around, stored, rows, request.row.off, later=later
-        )
-        x = features_for(block, stored_rows.is_compact(models))
-        with torch.no_grad():
-            entered = stored_rows.rows_entering(
-                model, stored_rows.weights_of(models), block, x, batch, stored
-            )
+        entered = rows_entering(clients, state, state.training, rows, request.row.off)
         state.write_(rows, entered)
     reply = pull.answer(model, block, state, request.row, rows, small=cfg.options.sent == "int8")
     if cfg.options.moved is None:
@@ -892,6 +882,30 @@ def serve(
     now = request.batches_before(cfg) + int(request.start)
     last, reply = pull.moved_only(block, state, request, reply, cfg.options.moved, now)
     return replace(state, **vars(last)), reply
+
+
+def rows_entering(
+    clients: FedAISClients,
+    state: pull.History,
+    training: Mapping[str, Stacked | Ragged],
+    rows: Tensor,
+    off: Tensor,
+) -> dict[int, Tensor]:
+    """Return what enters each stored stage of rows (b,), with the weights in training."""
+    cfg, block, model = clients.cfg, clients.block, divisible(clients.cfg.model)
+    if is_compiled(cfg):
+        from silograph.nn import stored_compiled  # numba takes a while to import
+
+        entered = stored_compiled.rows_entering(model, block, dict(training), rows, off)
+        if entered is not None:
+            return entered
+    models = models_in(cfg, training)
+    stored, around = state.readable(halo=reads_halo(cfg)), surroundings_of(clients)
+    later = len(stored_rows.stored_stages(model)) > 1
+    batch = stored_rows.batch_of_edges(block, around, stored, rows, off, later=later)
+    x, weights = features_for(block, stored_rows.is_compact(models)), stored_rows.weights_of(models)
+    with torch.no_grad():
+        return stored_rows.rows_entering(model, weights, block, x, batch, stored)
 
 
 # Features of the halo: with `share_features` every client fetches them once.

@@ -36,6 +36,7 @@ from silograph.nn.kernel_block import (
 )
 from silograph.nn.kernels import arrays
 from silograph.nn.kernels import stored as kernels
+from silograph.nn.kernels.first_stage import WantedRows, first_stage
 from silograph.nn.model import scales_of
 from silograph.nn.stored_batches import BatchRows, DrawnBatches, Edges
 from silograph.nn.stored_rows import (
@@ -263,6 +264,63 @@ def check_stored(model: Staged, stored: StoredRows, block: ClientBlock) -> None:
                     f"expected stored rows of shape {(rows, widths.get(number))} for stage "
                     f"{number}, got {tuple(stored_rows.shape)}"
                 )
+
+
+def rows_entering(
+    model: Staged, block: ClientBlock, fields: TrainingFields, rows: Tensor, off: Tensor
+) -> dict[int, Tensor] | None:
+    """Return what `stored_rows.rows_entering` does, to the same bits; None: torch has to do it.
+
+    That is where rows enter a later stage, too, where the first stage is no plain sum of sparse
+    features, and in float64, whose sums torch adds up in another order.
+
+    Args:
+        model: a shape that is compiled.
+        block: C clients.
+        fields: weights of the clients in training, from `pack_weights`.
+        rows: (b,) int64 of the block that are wanted.
+        off: (C + 1,) of each client.
+    """
+    stage, clients, n = model.stages[0], block.num_clients, len(block.row_key)
+    is_alone = stored_stages(model) == (1,) and stage.conv.sums and not stage.skip
+    if not is_alone or not isinstance(fields[f"weights/{model.first_maps[0]}"], Ragged):
+        return None
+    data, shape = prepare(model, block, compact=True)
+    weights = _tensors_of_kind(model, fields, KINDS[0])
+    first = (int(data.called.used_off[-1]), stage.outputs)
+    fits = weights.first.shape == weights.second.shape == first and len(weights.flat) == clients
+    if not fits or any(part.dtype != np.float32 for part in weights):
+        return None
+    origin, nothing = block.origin, np.empty(0, np.float32)
+    scaled = _scales(origin, surroundings(origin, halo=False), stage.conv)
+    assert origin.adj.values is not None  # blocks carry values of the run's dtype
+    wanted = WantedRows(
+        rows=(rows - block.off[block.client[rows]]).numpy(),
+        off=off.numpy(),
+        edge=contiguous(origin.adj.values),
+        sender=nothing if scaled.sender is None else scaled.sender,
+        receiver=nothing if scaled.receiver is None else scaled.receiver,
+        itself=nothing if scales_of(stage.conv).own is None else scaled.itself,
+        relu=stage.relu,
+        mapped=np.empty((n, stage.outputs), np.float32),
+        is_mapped=np.zeros(n, np.bool_),
+        is_wanted=np.zeros(n, np.bool_),
+        term=np.empty((clients, 1, stage.outputs), np.float32),
+        counts=np.zeros((clients, 4), np.int64),
+    )
+    out = np.empty((len(rows), stage.outputs), np.float32)
+
+    def fill(begin: int, end: int) -> None:
+        first_stage(begin, end, data.called, data.rows, data.inputs, shape, wanted, weights, out)
+
+    run_in_threads(block, fill)
+    entries, others, other_entries, edges = wanted.counts.T.astype(np.float64)
+    scales, asked = scales_of(stage.conv), np.diff(wanted.off)
+    products = (1 + stage.conv.rooted) * entries + other_entries + edges
+    by_row = (scales.post is not None) + 2 * (scales.own is not None) + stage.conv.rooted
+    terms = (by_row + 1 + stage.relu) * asked + (scales.pre is not None) * (asked + others)
+    report_clients(torch.from_numpy(stage.outputs * (2 * products + terms)))
+    return {1: torch.from_numpy(out)}
 
 
 def _stage_widths(model: Staged) -> list[int]:
