@@ -552,14 +552,21 @@ def begin_training(clients: FedAISClients, state: ClientState, request: RoundSta
 
 
 def whole_pass(
-    clients: FedAISClients, state: pull.History, weights: Mapping[str, Tensor], x: Rows
+    clients: FedAISClients,
+    state: pull.History,
+    weights: Mapping[str, Tensor],
+    x: Rows,
+    first: Tensor | None = None,
 ) -> tuple[Tensor, dict[int, Tensor]]:
-    """Return logits (n, K) of all own rows, and what enters stages; slots' rows are as stored."""
+    """Return logits (n, K) of all own rows, and what enters stages; slots' rows are as stored.
+
+    `first` (n, O) is what leaves the first stage, if that is worked out already.
+    """
     block, model = clients.block, divisible(clients.cfg.model)
     stored = state.readable(halo=reads_halo(clients.cfg))
     batch = stored_rows.whole_batch(block, surroundings_of(clients), stored)
     with torch.no_grad():
-        return stored_rows.batch_pass(model, weights, block, x, batch, stored, None)
+        return stored_rows.batch_pass(model, weights, block, x, batch, stored, None, first)
 
 
 def train_losses(clients: FedAISClients, logits: Tensor) -> Tensor:
@@ -884,6 +891,18 @@ def serve(
     return replace(state, **vars(last)), reply
 
 
+def leaving_first(
+    clients: FedAISClients, training: Mapping[str, Stacked | Ragged], rows: Tensor, off: Tensor
+) -> Tensor | None:
+    """Return what leaves the first stage of rows (b,) by the compiled kernel, if that can do it."""
+    if not is_compiled(clients.cfg):
+        return None
+    from silograph.nn import stored_compiled  # numba takes a while to import
+
+    model = divisible(clients.cfg.model)
+    return stored_compiled.leaving_first(model, clients.block, dict(training), rows, off)
+
+
 def rows_entering(
     clients: FedAISClients,
     state: pull.History,
@@ -893,12 +912,10 @@ def rows_entering(
 ) -> dict[int, Tensor]:
     """Return what enters each stored stage of rows (b,), with the weights in training."""
     cfg, block, model = clients.cfg, clients.block, divisible(clients.cfg.model)
-    if is_compiled(cfg):
-        from silograph.nn import stored_compiled  # numba takes a while to import
-
-        entered = stored_compiled.rows_entering(model, block, dict(training), rows, off)
-        if entered is not None:
-            return entered
+    if stored_rows.stored_stages(model) == (1,):
+        first = leaving_first(clients, training, rows, off)
+        if first is not None:
+            return {1: first}
     models = models_in(cfg, training)
     stored, around = state.readable(halo=reads_halo(cfg)), surroundings_of(clients)
     later = len(stored_rows.stored_stages(model)) > 1
@@ -1249,7 +1266,9 @@ def finish_training(clients: FedAISClients, state: RoundState) -> tuple[ClientSt
     check_next_batch(state, total)
     with work_for(Kind.EVALUATION):
         x = features_for(block, stored_rows.is_compact(models))
-        logits, _entered = whole_pass(clients, state, stored_rows.weights_of(models), x)
+        rows = torch.arange(len(block.row_key), device=block.off.device)
+        first = leaving_first(clients, state.training, rows, block.off)
+        logits, _entered = whole_pass(clients, state, stored_rows.weights_of(models), x, first)
     start = {name: w.t[0] for name, w in state.start_weights.items()}
     squared_moves = squared_move(block, models, start) if reports_moves(cfg) else None
     trained = stored_rows.finish_training(cfg.training, block, models, start)

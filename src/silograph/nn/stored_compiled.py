@@ -266,13 +266,13 @@ def check_stored(model: Staged, stored: StoredRows, block: ClientBlock) -> None:
                 )
 
 
-def rows_entering(
+def leaving_first(
     model: Staged, block: ClientBlock, fields: TrainingFields, rows: Tensor, off: Tensor
-) -> dict[int, Tensor] | None:
-    """Return what `stored_rows.rows_entering` does, to the same bits; None: torch has to do it.
+) -> Tensor | None:
+    """Return what leaves the first stage of rows, (b, O), with the bits and the work of torch.
 
-    That is where rows enter a later stage, too, where the first stage is no plain sum of sparse
-    features, and in float64, whose sums torch adds up in another order.
+    None, torch has to do it: the stage is no plain sum of sparse features, or weights are in
+    float64, whose sums torch adds up in another order.
 
     Args:
         model: a shape that is compiled.
@@ -282,8 +282,8 @@ def rows_entering(
         off: (C + 1,) of each client.
     """
     stage, clients, n = model.stages[0], block.num_clients, len(block.row_key)
-    is_alone = stored_stages(model) == (1,) and stage.conv.sums and not stage.skip
-    if not is_alone or not isinstance(fields[f"weights/{model.first_maps[0]}"], Ragged):
+    is_plain = stage.conv.sums and not stage.skip and not stage.teleport
+    if not is_plain or not isinstance(fields[f"weights/{model.first_maps[0]}"], Ragged):
         return None
     data, shape = prepare(model, block, compact=True)
     weights = _tensors_of_kind(model, fields, KINDS[0])
@@ -320,7 +320,7 @@ def rows_entering(
     by_row = (scales.post is not None) + 2 * (scales.own is not None) + stage.conv.rooted
     terms = (by_row + 1 + stage.relu) * asked + (scales.pre is not None) * (asked + others)
     report_clients(torch.from_numpy(stage.outputs * (2 * products + terms)))
-    return {1: torch.from_numpy(out)}
+    return torch.from_numpy(out)
 
 
 def _stage_widths(model: Staged) -> list[int]:

@@ -158,6 +158,7 @@ def batch_pass(
     batch: Batch,
     stored: StoredRows,
     key: Key | None,
+    first: Tensor | None = None,
 ) -> tuple[Tensor, dict[int, Tensor]]:
     """Return logits (b, K) of a batch, and its inputs (b, I) of each of the `stored_stages`.
 
@@ -169,8 +170,10 @@ def batch_pass(
         batch: the rows.
         stored: rows of the others.
         key: key of the dropout draws; None turns dropout off.
+        first: (b, O) what leaves the first stage, if that is worked out already.
     """
-    h, entered = _pass_until(model, weights, block, x, batch, stored, key, len(model.stages))
+    until = len(model.stages)
+    h, entered = _pass_until(model, weights, block, x, batch, stored, key, until, first)
     assert isinstance(h, Tensor)  # at least one stage
     return h, entered
 
@@ -197,12 +200,16 @@ def _pass_until(
     stored: StoredRows,
     key: Key | None,
     until: int,
+    first: Tensor | None = None,
 ) -> tuple[Rows, dict[int, Tensor]]:
     """Pass through the stages before `until`; if it is a stage, note what enters it."""
     stages_stored, entered = stored_stages(model), dict[int, Tensor]()
     h, origin = _select_rows(x, batch.rows, batch.off), None
     row_key = block.row_key[batch.rows]
     for number, stage in enumerate(model.stages):
+        if number == 0 and first is not None:
+            h = first
+            continue
         senders = batch.later if number else batch.first
         params = {
             name.removeprefix(f"{number}."): w
