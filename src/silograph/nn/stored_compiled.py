@@ -310,15 +310,15 @@ def leaving_first(
     )
     out = np.empty((len(rows), stage.outputs), np.float32)
 
-    def fill(begin: int, end: int) -> None:
+    def work_out(begin: int, end: int) -> None:
         first_stage(begin, end, data.called, data.rows, data.inputs, shape, wanted, weights, out)
 
-    run_in_threads(block, fill)
+    run_in_threads(block, work_out)
     entries, others, other_entries, edges = wanted.counts.T.astype(np.float64)
-    scales, asked = scales_of(stage.conv), np.diff(wanted.off)
+    scales, counts = scales_of(stage.conv), np.diff(wanted.off)
     products = (1 + stage.conv.rooted) * entries + other_entries + edges
     by_row = (scales.post is not None) + 2 * (scales.own is not None) + stage.conv.rooted
-    terms = (by_row + 1 + stage.relu) * asked + (scales.pre is not None) * (asked + others)
+    terms = (by_row + 1 + stage.relu) * counts + (scales.pre is not None) * (counts + others)
     report_clients(torch.from_numpy(stage.outputs * (2 * products + terms)))
     return torch.from_numpy(out)
 
