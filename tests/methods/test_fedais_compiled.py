@@ -129,6 +129,7 @@ def held_by(clients: int, used: int, wrong: str = "") -> TrainingFields:
         for kind in kinds
         for name, shape in shapes.items()
     }
+    held["moves/0.weight"] = Stacked(torch.zeros(used, dtype=torch.bool))
     held["steps"] = Stacked(torch.zeros(clients, dtype=torch.int64))
     if wrong:
         held[wrong] = Stacked(held[wrong].t[..., :-1])
@@ -150,6 +151,11 @@ def test_kernels_are_given_what_they_read_alone() -> None:
     mixed["weights/flat"] = Stacked(mixed["weights/flat"].t.double())
     with pytest.raises(ProtocolError, match="and the run's dtype"):
         check_fields(model, training, mixed, 2, 9)
+    for marks in ("moves/0.weight", "steps"):
+        wrong_marks = held_by(2, 9)
+        wrong_marks[marks] = Stacked(wrong_marks[marks].t.int())
+        with pytest.raises(ProtocolError, match="they are of another model"):
+            check_fields(model, training, wrong_marks, 2, 9)
 
 
 @pytest.mark.parametrize("of", ["own", "halo"])

@@ -42,7 +42,25 @@ def test_batches_draw_together_what_each_draws_alone(
             slot = graph.slot[expected.neighbor]
             slots.append(slot[slot >= 0].unique())
             first += len(part)
-    assert drawn.slots(of_all=False).tolist() == slots[3].tolist()
-    assert drawn.slots(of_all=True).tolist() == torch.cat(slots[3:]).unique().tolist()
-    assert drawn.is_of(keys, whole)
-    assert not drawn.is_of(keys, whole + 1)
+    assert sorted(set(drawn.slots(range(1)).tolist())) == slots[3].tolist()
+    assert sorted(set(drawn.slots(range(3)).tolist())) == torch.cat(slots[3:]).unique().tolist()
+    assert drawn.place_of(keys[1], 2, whole) == range(1, 3)
+    assert drawn.place_of(keys[1], 3, whole) is None
+    assert drawn.place_of(Key.of(1), 1, whole) is None
+    assert drawn.place_of(keys[0], 3, whole + 1) is None
+    # Some of the batches are those that are drawn without the others.
+    last = BatchRows.of(
+        torch.cat(parts[1:]),
+        offsets(torch.cat(runs[1:])),
+        torch.arange(len(whole))[len(parts[0]) :],
+        whole,
+        2,
+    )
+    expected_part = draw_batches((alone, around), last, count, keys[1:])
+    found = drawn.part(range(1, 3))
+    assert found.keys == expected_part.keys
+    assert (found.around is found.alone) == (expected_part.around is expected_part.alone)
+    for of in ("rows", "alone", "around"):
+        for name, t in vars(getattr(found, of)).items():
+            assert t.tolist() == getattr(getattr(expected_part, of), name).tolist(), (of, name)
+    assert found.slot.tolist() == expected_part.slot.tolist()

@@ -179,7 +179,10 @@ def runs_at(t: Tensor, off: Tensor, positions: Tensor) -> Tensor:
 
 def owners(off: Tensor) -> Tensor:
     """Return which client every row belongs to, (n,) int64."""
-    return torch.repeat_interleave(off.diff())
+    if off.device.type != "cpu":
+        return torch.repeat_interleave(off.diff())
+    ends = off.numpy()  # torch takes three times as long for few clients
+    return torch.from_numpy(np.arange(len(ends) - 1).repeat(ends[1:] - ends[:-1]))
 
 
 def stable_order(values: Tensor) -> Tensor:

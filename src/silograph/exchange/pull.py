@@ -261,7 +261,9 @@ def _fetch(
     )
     allowed = positions_of(fed.ids, owners) if form.some else requesters
     owner = torch.searchsorted(fed.route.boundary_off, request.target, right=True) - 1
-    is_allowed = torch.isin(owner, allowed)
+    is_allowed = torch.ones(len(owner), dtype=torch.bool)
+    if len(allowed) < len(fed.ids):
+        is_allowed = torch.isin(owner, allowed)
     if not call.has_missing_rows and not bool(is_allowed.all()):
         raise ProtocolError("expected slots of clients that take part, got some of others")
     called_owners = torch.unique(owner[is_allowed]) if form.some else requesters
@@ -423,9 +425,10 @@ def _call_owners(
     reply = call.make(serve, request, names, call.what, rows=True)
     if not reply:
         return None
-    is_present = torch.tensor([not call.has_missing_rows or name not in fed.away for name in names])
-    member = torch.repeat_interleave(torch.arange(len(called_owners)), off.diff())
-    answered = is_present[member]
+    member = owners(off)
+    answered = torch.ones(len(member), dtype=torch.bool)
+    if call.has_missing_rows and fed.away:
+        answered = torch.tensor([name not in fed.away for name in names])[member]
 
     def read(name: str, mask: Tensor) -> Tensor:
         """Return a field that has something for each row in the mask (W,)."""
@@ -463,11 +466,11 @@ def _common_versions(request: _Request, wanted: Tensor) -> Tensor:
 
 
 def _find_wanted(wanted: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
-    """Return which boundary rows (k,) are among the wanted ones (W,), and where; 0 if not."""
-    is_wanted = torch.isin(target, wanted)
-    place = torch.zeros_like(target)
-    place[is_wanted] = torch.searchsorted(wanted, target[is_wanted])
-    return is_wanted, place
+    """Return which boundary rows (k,) are among the wanted ones (W,), and where these are."""
+    if not len(wanted):
+        return torch.zeros(len(target), dtype=torch.bool), torch.zeros_like(target)
+    place = torch.searchsorted(wanted, target).clamp(max=len(wanted) - 1)
+    return wanted[place] == target, place
 
 
 def _rows_of_members(
@@ -488,7 +491,7 @@ def _reply_to_requesters(
     call: _PullCall, request: _Request, owners_reply: _OwnersReply
 ) -> dict[str, Field]:
     """Return the fields for the requesters, in the order of their slots."""
-    client = torch.repeat_interleave(torch.arange(len(request.off) - 1), request.off.diff())
+    client = owners(request.off)
     is_wanted, place = _find_wanted(owners_reply.rows, request.target)
     answered = is_wanted.masked_scatter(is_wanted, owners_reply.answered[place[is_wanted]])
     is_sent = answered.masked_scatter(answered, owners_reply.is_sent[place[answered]])
@@ -782,7 +785,7 @@ class ReceivedFeatures:
 
 
 def answer(
-    model: Staged, block: ClientBlock, state: History, request: RequestedRows, *, small: bool
+    model: Staged, block: ClientBlock, state: History, row: Ragged, rows: Tensor, *, small: bool
 ) -> SentRows:
     """Return the requested rows as they are stored, of clients that have any.
 
@@ -790,13 +793,14 @@ def answer(
         model: whose stages rows enter.
         block: the owners.
         state: theirs.
-        request: what others want.
+        row: (k,) that others want.
+        rows: (k,) int64 the same in the block.
         small: whether rows are sent as bytes.
     """
-    row_off, has = request.row.off, state.passes.t > 0
+    row_off, has = row.off, state.passes.t > 0
     answered = has[owners(row_off)]
     off = offsets(torch.where(has, row_off.diff(), 0))
-    rows, around = request.rows(block)[answered], surroundings(block)
+    rows, around = rows[answered], surroundings(block)
     scales: dict[str, Ragged] = {}
     sent: dict[str, Ragged] = {}
     for number, stored in state.own_rows.items():

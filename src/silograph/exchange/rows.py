@@ -58,8 +58,7 @@ def all_places(off: Tensor, members: Tensor) -> Tensor:
 
 def places_in(field: Ragged, off: Tensor, members: Tensor, op: Op) -> Tensor:
     """Return places in the federation's order of places (k,) that clients name in their own."""
-    own, runs = field.t.long().cpu(), field.off.diff().cpu()
-    client = torch.repeat_interleave(members, runs)
+    own, client = field.t.long().cpu(), members[owners(field.off.cpu())]
     if len(own) and not bool(((own >= 0) & (own < off.diff()[client])).all()):
         raise ProtocolError(f"expected slots that exist from {op.__name__}, got others")
     return off[client] + own

@@ -218,9 +218,10 @@ class CSR:
 
     def select_rows(self, rows: Tensor) -> "CSR":
         """Return the matrix of these rows (k,) int64, columns unchanged; all rows are itself."""
-        all_rows = torch.arange(self.num_rows, dtype=rows.dtype, device=rows.device)
-        if torch.equal(rows, all_rows):
-            return self
+        if len(rows) == self.num_rows:
+            all_rows = torch.arange(self.num_rows, dtype=rows.dtype, device=rows.device)
+            if torch.equal(rows, all_rows):
+                return self
         if self._fits_scipy and len(rows) * self.nnz > FEW * self.num_rows:
             return self._from_arrays(self.scipy()[rows.numpy()], self.num_cols)
         lengths = self.degree[rows]

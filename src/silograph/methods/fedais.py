@@ -69,6 +69,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Annotated, Any, Literal, cast
 
+import numpy as np
 import torch
 from pydantic import Field as Bounds
 from pydantic.dataclasses import dataclass as checked_dataclass
@@ -481,13 +482,13 @@ def models_in(cfg: Config, training: Mapping[str, Stacked | Ragged]) -> Training
     return stored_compiled.unpack_weights(divisible(cfg.model), dict(training))
 
 
-def pack_for_training(cfg: Config, models: TrainingFields) -> TrainingFields:
-    """Return models before their first step in the form that training uses."""
+def pack_for_training(cfg: Config, models: TrainingFields, *, fresh: bool) -> TrainingFields:
+    """Return models before their first step, maybe a fresh optimizer's, in the form of training."""
     if not is_compiled(cfg):
         return models
     from silograph.nn import stored_compiled
 
-    return stored_compiled.pack_weights(divisible(cfg.model), models)
+    return stored_compiled.pack_weights(divisible(cfg.model), models, fresh=fresh)
 
 
 # --- The round begins: losses, and the nodes that clients draw (lines 11, 12 and 14) -------------
@@ -513,7 +514,13 @@ def begin_training(clients: FedAISClients, state: ClientState, request: RoundSta
     check_fit(cfg.training, TrainingInputs(block, weights, memory, key))
     is_compact = not cfg.options.share_features
     models = stored_rows.start_training(
-        model, cfg.training, block, weights, memory, compact=is_compact
+        model,
+        cfg.training,
+        block,
+        weights,
+        memory,
+        compact=is_compact,
+        unread=is_compiled(cfg) and isinstance(cfg.optimizer, Adam),
     )
     logits, entered = whole_pass(clients, state, weights, block.x)
     losses = train_losses(clients, logits)
@@ -537,7 +544,7 @@ def begin_training(clients: FedAISClients, state: ClientState, request: RoundSta
     return RoundState(
         **{**vars(state), **vars(drawn), **new},
         requested_slots=Ragged(block.off.new_zeros(0).int(), torch.zeros_like(block.off)),
-        training=pack_for_training(cfg, models),
+        training=pack_for_training(cfg, models, fresh=memory is None),
         batches_done=Stacked(torch.zeros_like(state.passes.t)),
         sums=Stacked(zeros),
         start_weights=stack(start),
@@ -545,14 +552,21 @@ def begin_training(clients: FedAISClients, state: ClientState, request: RoundSta
 
 
 def whole_pass(
-    clients: FedAISClients, state: pull.History, weights: Mapping[str, Tensor], x: Rows
+    clients: FedAISClients,
+    state: pull.History,
+    weights: Mapping[str, Tensor],
+    x: Rows,
+    first: Tensor | None = None,
 ) -> tuple[Tensor, dict[int, Tensor]]:
-    """Return logits (n, K) of all own rows, and what enters stages; slots' rows are as stored."""
+    """Return logits (n, K) of all own rows, and what enters stages; slots' rows are as stored.
+
+    `first` (n, O) is what leaves the first stage, if that is worked out already.
+    """
     block, model = clients.block, divisible(clients.cfg.model)
     stored = state.readable(halo=reads_halo(clients.cfg))
     batch = stored_rows.whole_batch(block, surroundings_of(clients), stored)
     with torch.no_grad():
-        return stored_rows.batch_pass(model, weights, block, x, batch, stored, None)
+        return stored_rows.batch_pass(model, weights, block, x, batch, stored, None, first)
 
 
 def train_losses(clients: FedAISClients, logits: Tensor) -> Tensor:
@@ -822,7 +836,9 @@ def slots_to_fetch(
     if cfg.options.halo == "all":
         slots = torch.arange(len(block.halo.key), device=block.off.device)
     elif is_compiled(cfg):
-        slots = compiled_batches(clients, state, numbers).slots(of_all=cfg.options.halo == "held")
+        drawn, places = compiled_batches(clients, state, numbers)
+        places = places if cfg.options.halo == "held" else places[:1]
+        slots = torch.from_numpy(np.unique(drawn.slots(places)))
     else:
         numbers = numbers if cfg.options.halo == "held" else numbers[:1]
         slots = torch.cat([drawn_slots(clients, state, n) for n in numbers]).unique()
@@ -863,25 +879,50 @@ def serve(
 ) -> tuple[OwnerState, pull.SentRows]:
     """Send the requested rows, computed anew by owners in training (line 16)."""
     cfg, block, model = clients.cfg, clients.block, divisible(clients.cfg.model)
+    rows = request.rows(block)
     if state.training is not None and cfg.options.owners == "recompute":
-        models, rows = models_in(cfg, state.training), request.rows(block)
-        stored, around = state.readable(halo=reads_halo(cfg)), surroundings_of(clients)
-        later = len(stored_rows.stored_stages(model)) > 1
-        batch = stored_rows.batch_of_edges(
-            block, around, stored, rows, request.row.off, later=later
-        )
-        x = features_for(block, stored_rows.is_compact(models))
-        with torch.no_grad():
-            entered = stored_rows.rows_entering(
-                model, stored_rows.weights_of(models), block, x, batch, stored
-            )
+        entered = rows_entering(clients, state, state.training, rows, request.row.off)
         state.write_(rows, entered)
-    reply = pull.answer(model, block, state, request, small=cfg.options.sent == "int8")
+    reply = pull.answer(model, block, state, request.row, rows, small=cfg.options.sent == "int8")
     if cfg.options.moved is None:
         return state, reply
     now = request.batches_before(cfg) + int(request.start)
     last, reply = pull.moved_only(block, state, request, reply, cfg.options.moved, now)
     return replace(state, **vars(last)), reply
+
+
+def leaving_first(
+    clients: FedAISClients, training: Mapping[str, Stacked | Ragged], rows: Tensor, off: Tensor
+) -> Tensor | None:
+    """Return what leaves the first stage of rows (b,) by the compiled kernel, if that can do it."""
+    if not is_compiled(clients.cfg):
+        return None
+    from silograph.nn import stored_compiled  # numba takes a while to import
+
+    model = divisible(clients.cfg.model)
+    return stored_compiled.leaving_first(model, clients.block, dict(training), rows, off)
+
+
+def rows_entering(
+    clients: FedAISClients,
+    state: pull.History,
+    training: Mapping[str, Stacked | Ragged],
+    rows: Tensor,
+    off: Tensor,
+) -> dict[int, Tensor]:
+    """Return what enters each stored stage of rows (b,), with the weights in training."""
+    cfg, block, model = clients.cfg, clients.block, divisible(clients.cfg.model)
+    if stored_rows.stored_stages(model) == (1,):
+        first = leaving_first(clients, training, rows, off)
+        if first is not None:
+            return {1: first}
+    models = models_in(cfg, training)
+    stored, around = state.readable(halo=reads_halo(cfg)), surroundings_of(clients)
+    later = len(stored_rows.stored_stages(model)) > 1
+    batch = stored_rows.batch_of_edges(block, around, stored, rows, off, later=later)
+    x, weights = features_for(block, stored_rows.is_compact(models)), stored_rows.weights_of(models)
+    with torch.no_grad():
+        return stored_rows.rows_entering(model, weights, block, x, batch, stored)
 
 
 # Features of the halo: with `share_features` every client fetches them once.
@@ -1034,40 +1075,77 @@ def take_steps_compiled_(
     """Do the same for several batches and all clients by one call of the kernels, in place."""
     from silograph.nn import stored_compiled  # numba takes a while to import
 
-    cfg, block, drawn = clients.cfg, clients.block, compiled_batches(clients, state, numbers)
+    cfg, block = clients.cfg, clients.block
     model, stored = divisible(cfg.model), readable_rows(clients, state)
-    off, num_batches_now = torch.from_numpy(drawn.rows.off), len(numbers)
-    share = batch_loss_weights(state, off, drawn.rows.places)
-    if share is None:
-        counts = off.diff()
-        share = torch.repeat_interleave(1 / counts.to(dtype_of(block)), counts)
-    batches = stored_compiled.training_batches(model, block, stored, drawn, share)
+    drawn, places = compiled_batches(clients, state, numbers)
+    known = stored.known.numpy()
+    if known[drawn.slots(places)].all():  # as they mostly are: then all are made ready once
+        known = np.ones_like(known)
+    else:
+        drawn, places = drawn.part(places), range(len(numbers))
+    cached = block.memo.get("batches with senders")
+    if not isinstance(cached, tuple) or cached[0] is not drawn:
+        share = loss_shares(state, drawn.rows, dtype_of(block))
+        cached = drawn, stored_compiled.training_batches(model, block, known, drawn, share)
+        block.memo["batches with senders"] = cached
+    batches = cached[1]
+    assert isinstance(batches, stored_compiled.TrainingBatches)
     losses = stored_compiled.train_(
-        model, cfg.training, block, dict(state.training), batches, stored
+        model, cfg.training, block, dict(state.training), batches, places, stored
     )
     # What `add_to_sums_` does, batch after batch.
-    slots, slot_off = (
-        torch.from_numpy(t) for t in (batches.later.slots, batches.later.arrays.slot_off)
-    )
-    number = batches_before + torch.tensor(numbers).repeat_interleave(block.num_clients)
-    ages = (number[owners(slot_off)] - state.received_at.t[slots]).double()
-    parts = segment_sum(losses, off), off.diff(), segment_sum(ages, slot_off), slot_off.diff()
-    for sums in torch.stack([t.double() for t in parts], dim=1).chunk(num_batches_now):
-        state.sums.t.add_(sums)
+    clients_of = slice(places.start * block.num_clients, places.stop * block.num_clients + 1)
+    off, slot_off = batches.arrays.off[clients_of], batches.arrays.later.slot_off[clients_of]
+    slots = batches.slots[slot_off[0] : slot_off[-1]]
+    number = np.repeat(batches_before + np.array(numbers), block.num_clients)
+    counts, slot_counts = np.diff(off), np.diff(slot_off)
+    ages = np.repeat(number, slot_counts) - state.received_at.t.numpy()[slots]
+    parts = _sums(losses, counts), counts, _sums(ages, slot_counts), slot_counts
+    sums = state.sums.t.numpy()
+    for batch in np.stack(parts, axis=1).astype(np.float64).reshape(len(numbers), *sums.shape):
+        sums += batch
 
 
-def compiled_batches(clients: FedAISClients, nodes: DrawnNodes, numbers: range) -> DrawnBatches:
-    """Return batches with their edges, drawn once for their exchange and for their training."""
+def loss_shares(nodes: DrawnNodes, rows: BatchRows, dtype: torch.dtype) -> Tensor:
+    """Return the weight of the loss of each row of several batches, (b,)."""
+    off = torch.from_numpy(rows.off)
+    weights = batch_loss_weights(nodes, off, rows.places)
+    if weights is not None:
+        return weights
+    counts = off.diff()
+    return torch.repeat_interleave(1 / counts.to(dtype), counts)
+
+
+def _sums(values: np.ndarray, counts: np.ndarray) -> np.ndarray:
+    """Return the sums of runs with these counts (k,), added up in order, (k,) float64."""
+    return np.bincount(np.repeat(np.arange(len(counts)), counts), values, len(counts))
+
+
+AT_ONCE = 2**17  # edges of batches that are drawn together: so few take little memory
+
+
+def compiled_batches(
+    clients: FedAISClients, nodes: DrawnNodes, numbers: range
+) -> tuple[DrawnBatches, range]:
+    """Return batches with their edges, and which of them `numbers` are.
+
+    Those of a round are drawn once, together where they are small.
+    """
     cfg, block, sample = clients.cfg, clients.block, nodes.sample.t
-    keys = tuple(clients.key.fold("batch", number) for number in numbers)
     cached = block.memo.get("drawn batches")
-    if not isinstance(cached, DrawnBatches) or not cached.is_of(keys, sample):
-        graphs = stored_rows.surroundings(block, halo=False), surroundings_of(clients)
-        rows, off, places = rows_of_batches(cfg, block, nodes, numbers)
-        batches = BatchRows.of(rows, off, places, sample, len(numbers))
-        cached = draw_batches(graphs, batches, cfg.options.drawn, keys)
-        block.memo["drawn batches"] = cached
-    return cached
+    if isinstance(cached, DrawnBatches):
+        first_key = clients.key.fold("batch", numbers.start)
+        if (places := cached.place_of(first_key, len(numbers), sample)) is not None:
+            return cached, places
+    edges = len(sample) * cfg.schedule.epochs * cfg.options.drawn
+    together = range(num_batches(cfg)) if 0 < edges <= AT_ONCE else numbers
+    keys = tuple(clients.key.fold("batch", number) for number in together)
+    graphs = stored_rows.surroundings(block, halo=False), surroundings_of(clients)
+    rows, off, places_in_sample = rows_of_batches(cfg, block, nodes, together)
+    batches = BatchRows.of(rows, off, places_in_sample, sample, len(together))
+    drawn = draw_batches(graphs, batches, cfg.options.drawn, keys)
+    block.memo["drawn batches"] = drawn
+    return drawn, range(numbers.start - together.start, numbers.stop - together.start)
 
 
 def draw_training_rows(
@@ -1188,7 +1266,9 @@ def finish_training(clients: FedAISClients, state: RoundState) -> tuple[ClientSt
     check_next_batch(state, total)
     with work_for(Kind.EVALUATION):
         x = features_for(block, stored_rows.is_compact(models))
-        logits, _entered = whole_pass(clients, state, stored_rows.weights_of(models), x)
+        rows = torch.arange(len(block.row_key), device=block.off.device)
+        first = leaving_first(clients, state.training, rows, block.off)
+        logits, _entered = whole_pass(clients, state, stored_rows.weights_of(models), x, first)
     start = {name: w.t[0] for name, w in state.start_weights.items()}
     squared_moves = squared_move(block, models, start) if reports_moves(cfg) else None
     trained = stored_rows.finish_training(cfg.training, block, models, start)

@@ -405,7 +405,8 @@ def linear_map(p: Mapping[str, Tensor], x: Rows, off: Tensor) -> Tensor:
 def add_root(p: Mapping[str, Tensor], x: Rows, s: Tensor, m: Messages) -> Tensor:
     """Return s (n, O) plus the node's own row, through its own weight."""
     report_rows(m.off, s.shape[1])
-    return s + segment_linear(m.own_rows(x), p["root"], m.off)
+    own = segment_linear(m.own_rows(x), p["root"], m.off)
+    return s + own if gradients(s, own) else own.add_(s)
 
 
 def inverse_root(degree: Tensor) -> Tensor:

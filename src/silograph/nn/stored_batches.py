@@ -59,6 +59,16 @@ class Edges:
     node: np.ndarray
     share: np.ndarray
 
+    def of_rows(self, first: int, end: int) -> slice:
+        """Return the places of the edges that rows first to end receive."""
+        a, b = np.searchsorted(self.position, [first, end]).tolist()
+        return slice(a, b)
+
+    def part(self, first: int, end: int) -> "Edges":
+        """Return the edges of rows first to end alone."""
+        at = self.of_rows(first, end)
+        return Edges(self.position[at] - first, self.node[at], self.share[at])
+
 
 def draw_edges(around: Surroundings, rows: BatchRows, count: int, keys: Sequence[Key]) -> Edges:
     """Draw at most `count` neighbors of each row, 0: all; as `mini_batches.Fanout` does.
@@ -121,16 +131,44 @@ class DrawnBatches:
     around: Edges
     slot: np.ndarray
 
-    def is_of(self, keys: tuple[Key, ...], sample: Tensor) -> bool:
-        """Return whether they are the batches of a sample (m,) with these keys."""
-        return self.keys == keys and torch.equal(self.rows.sample, sample)
+    @property
+    def clients(self) -> int:
+        """C."""
+        return (len(self.rows.off) - 1) // len(self.keys)
 
-    def slots(self, *, of_all: bool) -> Tensor:
-        """Return the slots (k,) int64 that the first batch has drawn, or all of them have."""
-        is_read = self.slot >= 0
-        if not of_all:
-            is_read &= self.rows.batch[self.around.position] == 0
-        return torch.from_numpy(np.unique(self.slot[is_read]))
+    def place_of(self, key: Key, count: int, sample: Tensor) -> range | None:
+        """Return which are `count` batches of a sample (m,) from the one with a key on; or None."""
+        first = self.keys.index(key) if key in self.keys else len(self.keys)
+        is_here = first + count <= len(self.keys) and torch.equal(self.rows.sample, sample)
+        return range(first, first + count) if is_here else None
+
+    def rows_in(self, batches: range) -> tuple[int, int]:
+        """Return the first row of consecutive batches, and the end of their rows."""
+        off, clients = self.rows.off, self.clients
+        return int(off[batches.start * clients]), int(off[batches.stop * clients])
+
+    def slots(self, batches: range) -> np.ndarray:
+        """Return the slots (e',) int64 that consecutive batches have drawn, with repetitions."""
+        slot = self.slot[self.around.of_rows(*self.rows_in(batches))]
+        return slot[slot >= 0]
+
+    def part(self, batches: range) -> "DrawnBatches":
+        """Return consecutive batches alone."""
+        first, end = self.rows_in(batches)
+        rows, clients = self.rows, self.clients
+        off = rows.off[batches.start * clients : batches.stop * clients + 1] - first
+        part = BatchRows(
+            rows.rows[first:end],
+            off,
+            rows.batch[first:end] - batches.start,
+            rows.places[first:end],
+            rows.sample,
+        )
+        alone, around = (edges.part(first, end) for edges in (self.alone, self.around))
+        if self.around is self.alone:
+            around = alone
+        slot = self.slot[self.around.of_rows(first, end)]
+        return DrawnBatches(self.keys[batches.start : batches.stop], part, alone, around, slot)
 
 
 def draw_batches(

@@ -2,21 +2,20 @@
 
 Results are those of `silograph.nn.stored_rows`, from the same batches and draws. While a client
 trains, its weights after the first matrices wait side by side as one field `flat`, and so do their
-moments, so that a call copies nothing but what it changes.
+moments, so that a call copies nothing but what it changes. `moves/NAME` (U,) or (C, F) bool says
+which rows of a first matrix have moments; those of others may hold anything.
 
 J: batches. C: clients. b: rows of a batch. e: edges. S: halo slots. W: widths of all stored stages
 together.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from silograph.core.errors import ProtocolError
-from silograph.core.key import Key
 from silograph.core.kinds import Kind
 from silograph.core.payload import Ragged, Stacked, offsets
 from silograph.core.work import report_clients
@@ -37,6 +36,7 @@ from silograph.nn.kernel_block import (
 )
 from silograph.nn.kernels import arrays
 from silograph.nn.kernels import stored as kernels
+from silograph.nn.kernels.first_stage import WantedRows, first_stage
 from silograph.nn.model import scales_of
 from silograph.nn.stored_batches import BatchRows, DrawnBatches, Edges
 from silograph.nn.stored_rows import (
@@ -47,13 +47,23 @@ from silograph.nn.stored_rows import (
     surroundings,
 )
 
-FLAT = "flat"
+FLAT, MOVES = "flat", "moves"
 KINDS = "weights", "memory/first", "memory/second", "memory/momentum"
 
 
-def pack_weights(model: Staged, fields: TrainingFields) -> TrainingFields:
-    """Return clients in training with the weights after the first matrices side by side."""
+def pack_weights(model: Staged, fields: TrainingFields, *, fresh: bool) -> TrainingFields:
+    """Return clients in training with the weights after the first matrices side by side.
+
+    `fresh`: whether the optimizer has taken no step, so that no row has moments.
+    """
     names, new = tuple(later_names(model.stages)), dict(fields)
+    for name in model.first_maps:
+        weights = fields[f"weights/{name}"]
+        moves = torch.zeros(weights.t.shape[:-1], dtype=torch.bool)
+        for kind in () if fresh else KINDS[1:]:
+            if f"{kind}/{name}" in fields:
+                moves |= (fields[f"{kind}/{name}"].t != 0).any(dim=-1)
+        new[f"{MOVES}/{name}"] = replace(weights, t=moves)
     for kind in KINDS:
         if f"{kind}/{names[0]}" in fields:
             parts = {name: new.pop(f"{kind}/{name}").t for name in names}
@@ -85,53 +95,60 @@ def prepare(
 
 
 @dataclass(frozen=True, eq=False)
-class DrawnSenders:
-    """The senders of J batches in a stage.
-
-    Attributes:
-        arrays: as the kernels read them.
-        slots: (h,) int64 slots of the block.
-    """
-
-    arrays: kernels.SenderArrays
-    slots: np.ndarray
-
-
-@dataclass(frozen=True, eq=False)
 class TrainingBatches:
-    """J batches to train on.
+    """J batches with those who send to them.
 
     Attributes:
-        rows: of the batches.
-        share: (b,) weight of each row's loss.
-        keys: of the batches.
-        first: who sends to the rows in the stage that features enter.
-        later: in all later ones.
+        arrays: as the kernels read them; stored rows, which change, are filled in by `train_`.
+        slots: (h,) int64 slots of the block that send.
+        flops: (J, C) float64 operations of each step.
     """
 
-    rows: BatchRows
-    share: Tensor
-    keys: Sequence[Key]
-    first: DrawnSenders
-    later: DrawnSenders
+    arrays: kernels.BatchArrays
+    slots: np.ndarray
+    flops: np.ndarray
 
 
 def training_batches(
-    model: Staged, block: ClientBlock, stored: StoredRows, drawn: DrawnBatches, share: Tensor
+    model: Staged, block: ClientBlock, known: np.ndarray, drawn: DrawnBatches, share: Tensor
 ) -> TrainingBatches:
-    """Return drawn batches with those who send to them; `share` (b,): weights of losses."""
-    stages, known = stored_stages(model), stored.known.numpy()
+    """Return drawn batches with those who send to them.
+
+    Args:
+        model: a shape that is compiled.
+        block: C clients.
+        known: (S,) bool, slots whose rows have been received.
+        drawn: J batches.
+        share: (b,) weight of each row's loss.
+    """
+    stages, rows = stored_stages(model), drawn.rows
     later = model.stages[-1 if not stages else stages[0]].conv
-    halo = [stored.halo[number] for number in stages if number in stored.halo]
     alone, first = surroundings(block, halo=False), model.stages[0].conv
     around = alone if drawn.around is drawn.alone else surroundings(block)
-    return TrainingBatches(
-        rows=drawn.rows,
-        share=share,
-        keys=drawn.keys,
-        first=senders_of(block, alone, first, drawn.rows, drawn.alone, known, []),
-        later=senders_of(block, around, later, drawn.rows, drawn.around, known, halo),
+    first_senders, _ = senders_of(block, alone, first, rows, drawn.alone, known)
+    later_senders, slots = senders_of(block, around, later, rows, drawn.around, known)
+    first_column = dict(
+        zip(stages, offsets(torch.tensor([*_stage_widths(model), 0])).tolist(), strict=False)
     )
+    no_rows = np.empty((0, 0), first_senders.value.dtype)
+    arrays = kernels.BatchArrays(
+        key=np.array([key.value for key in drawn.keys], np.uint64),
+        clients=block.num_clients,
+        begin=0,
+        end=len(drawn.keys),
+        rows=rows.rows - block.off.numpy()[block.client.numpy()[rows.rows]],
+        off=rows.off,
+        share=contiguous(share),
+        first=first_senders,
+        later=later_senders,
+        own=no_rows,
+        halo=no_rows,
+        place=np.array(
+            [first_column.get(number, -1) for number in range(len(model.stages))], np.int64
+        ),
+        loss=np.zeros(len(rows.rows)),
+    )
+    return TrainingBatches(arrays, slots, _step_flops(model, block, rows.rows, arrays))
 
 
 def train_(
@@ -140,8 +157,9 @@ def train_(
     block: ClientBlock,
     fields: TrainingFields,
     batches: TrainingBatches,
+    some: range,
     stored: StoredRows,
-) -> Tensor:
+) -> np.ndarray:
     """Take a step with every client that has rows in a batch, batch after batch, in place.
 
     Args:
@@ -150,10 +168,11 @@ def train_(
         block: C clients.
         fields: of the clients, from `pack_weights`.
         batches: J of them, of clients that have rows in them or not.
+        some: which of them to take.
         stored: rows of others; `own` becomes what entered the stages of the batches' rows.
 
     Returns:
-        The loss of each row of the batches, (b,) float64.
+        The loss of each row of these batches, (b',) float64.
 
     Raises:
         ProtocolError: weights, moments or stored rows are not those of the model and block.
@@ -168,9 +187,10 @@ def train_(
     is_single = len(parts) == 1 and parts[0].is_contiguous()
     no_columns = flat_weights.new_empty(len(block.row_key), 0)
     own_rows = parts[0] if is_single else torch.cat([no_columns, *parts], dim=1)
-    batch_arrays = _arrange_batches(model, block, batches, own_rows)
+    batch_arrays = _with_stored_rows(model, batches, some, own_rows, stored)
     w, m1, m2 = (_tensors_of_kind(model, fields, kind) for kind in _weight_and_moment_kinds(fields))
-    clients = kernels.TrainingArrays(w, m1, m2, fields[STEPS].t.numpy())
+    moves = [fields[f"{MOVES}/{name}"].t.reshape(-1).numpy() for name in model.first_maps]
+    clients = kernels.TrainingArrays(w, m1, m2, moves[0], moves[-1], fields[STEPS].t.numpy())
     rule = step_rule(training)
 
     def train(first: int, end: int) -> None:
@@ -183,11 +203,11 @@ def train_(
         trained = own_rows.split([*_stage_widths(model)], dim=1)
         for number, part in zip(stages, trained, strict=True):
             stored.own[number].copy_(part)
-    flops, counts = _step_flops(model, block, batches), batches.rows.off.reshape(-1)
-    steps = (np.diff(counts).reshape(-1, block.num_clients) > 0).sum(0)
-    report_clients(flops)
+    off = batch_arrays.off[some.start * block.num_clients : some.stop * block.num_clients + 1]
+    steps = (np.diff(off).reshape(len(some), -1) > 0).sum(0)
+    report_clients(torch.from_numpy(batches.flops[some.start : some.stop].sum(0)))
     report_clients(torch.from_numpy(steps * float(training.step_flops)), Kind.OPTIMIZER)
-    return torch.from_numpy(batch_arrays.loss)
+    return batch_arrays.loss[off[0] : off[-1]]
 
 
 def check_fields(
@@ -210,21 +230,28 @@ def check_fields(
     moments = {name.partition("/")[0] for name in training.optimizer.init({"": torch.zeros(1)})}
     kinds = [KINDS[0], *(f"memory/{moment}" for moment in moments if moment != STEPS)]
     expected = {f"{kind}/{name}": shape for kind in kinds for name, shape in shapes.items()}
+    expected |= {f"{MOVES}/{name}": (used,) for name in model.first_maps}
     expected[STEPS] = (clients,)
-    shapes_found = {
-        name: tuple(f.t.flatten(0, -2).shape) for name, f in fields.items() if name != STEPS
-    }
-    shapes_found[STEPS] = tuple(fields[STEPS].t.shape) if STEPS in fields else ()
+    weights, marks = dict[str, Tensor](), dict[str, Tensor]()
+    for name, f in fields.items():
+        (marks if name == STEPS or name.startswith(f"{MOVES}/") else weights)[name] = f.t
+    shapes_found = {name: tuple(t.flatten(0, -2).shape) for name, t in weights.items()}
+    shapes_found |= {name: tuple(t.reshape(-1).shape) for name, t in marks.items()}
     misfit = min(
         (n for n in shapes_found.keys() | expected if shapes_found.get(n) != expected.get(n)),
         default="",
     )
-    if misfit or len({field.t.dtype for name, field in fields.items() if name != STEPS}) > 1:
+    is_mixed = len({t.dtype for t in weights.values()}) > 1
+    if misfit or is_mixed or any(t.dtype is not _dtype_of(name) for name, t in marks.items()):
         raise ProtocolError(
             f"expected clients in training whose {misfit or 'weights'} has shape "
             f"{expected.get(misfit)} and the run's dtype, got {shapes_found.get(misfit)}: they are "
             "of another model, optimizer or block"
         )
+
+
+def _dtype_of(marks: str) -> torch.dtype:
+    return torch.int64 if marks == STEPS else torch.bool
 
 
 def check_stored(model: Staged, stored: StoredRows, block: ClientBlock) -> None:
@@ -237,6 +264,63 @@ def check_stored(model: Staged, stored: StoredRows, block: ClientBlock) -> None:
                     f"expected stored rows of shape {(rows, widths.get(number))} for stage "
                     f"{number}, got {tuple(stored_rows.shape)}"
                 )
+
+
+def leaving_first(
+    model: Staged, block: ClientBlock, fields: TrainingFields, rows: Tensor, off: Tensor
+) -> Tensor | None:
+    """Return what leaves the first stage of rows, (b, O), with the bits and the work of torch.
+
+    None, torch has to do it: the stage is no plain sum of sparse features, or weights are in
+    float64, whose sums torch adds up in another order.
+
+    Args:
+        model: a shape that is compiled.
+        block: C clients.
+        fields: weights of the clients in training, from `pack_weights`.
+        rows: (b,) int64 of the block that are wanted.
+        off: (C + 1,) of each client.
+    """
+    stage, clients, n = model.stages[0], block.num_clients, len(block.row_key)
+    is_plain = stage.conv.sums and not stage.skip and not stage.teleport
+    if not is_plain or not isinstance(fields[f"weights/{model.first_maps[0]}"], Ragged):
+        return None
+    data, shape = prepare(model, block, compact=True)
+    weights = _tensors_of_kind(model, fields, KINDS[0])
+    first = (int(data.called.used_off[-1]), stage.outputs)
+    fits = weights.first.shape == weights.second.shape == first and len(weights.flat) == clients
+    if not fits or any(part.dtype != np.float32 for part in weights):
+        return None
+    origin, nothing = block.origin, np.empty(0, np.float32)
+    scaled = _scales(origin, surroundings(origin, halo=False), stage.conv)
+    assert origin.adj.values is not None  # blocks carry values of the run's dtype
+    wanted = WantedRows(
+        rows=(rows - block.off[block.client[rows]]).numpy(),
+        off=off.numpy(),
+        edge=contiguous(origin.adj.values),
+        sender=nothing if scaled.sender is None else scaled.sender,
+        receiver=nothing if scaled.receiver is None else scaled.receiver,
+        itself=nothing if scales_of(stage.conv).own is None else scaled.itself,
+        relu=stage.relu,
+        mapped=np.empty((n, stage.outputs), np.float32),
+        is_mapped=np.zeros(n, np.bool_),
+        is_wanted=np.zeros(n, np.bool_),
+        term=np.empty((clients, 1, stage.outputs), np.float32),
+        counts=np.zeros((clients, 4), np.int64),
+    )
+    out = np.empty((len(rows), stage.outputs), np.float32)
+
+    def work_out(begin: int, end: int) -> None:
+        first_stage(begin, end, data.called, data.rows, data.inputs, shape, wanted, weights, out)
+
+    run_in_threads(block, work_out)
+    entries, others, other_entries, edges = wanted.counts.T.astype(np.float64)
+    scales, counts = scales_of(stage.conv), np.diff(wanted.off)
+    products = (1 + stage.conv.rooted) * entries + other_entries + edges
+    by_row = (scales.post is not None) + 2 * (scales.own is not None) + stage.conv.rooted
+    terms = (by_row + 1 + stage.relu) * counts + (scales.pre is not None) * (counts + others)
+    report_clients(torch.from_numpy(stage.outputs * (2 * products + terms)))
+    return torch.from_numpy(out)
 
 
 def _stage_widths(model: Staged) -> list[int]:
@@ -265,28 +349,21 @@ def _tensors_of_kind(model: Staged, fields: TrainingFields, kind: str) -> kernel
     return kernels.Trained(first[0], first[-1], fields[f"{kind}/{FLAT}"].t.numpy())
 
 
-def _arrange_batches(
-    model: Staged, block: ClientBlock, batches: TrainingBatches, own: Tensor
+def _with_stored_rows(
+    model: Staged, batches: TrainingBatches, some: range, own: Tensor, stored: StoredRows
 ) -> kernels.BatchArrays:
-    """Return the batches as kernels read them."""
-    stages, rows = stored_stages(model), batches.rows.rows
-    first_column = dict(
-        zip(stages, offsets(torch.tensor([*_stage_widths(model), 0])).tolist(), strict=False)
-    )
-    return kernels.BatchArrays(
-        key=np.array([key.value for key in batches.keys], np.uint64),
-        clients=block.num_clients,
-        rows=rows - block.off.numpy()[block.client.numpy()[rows]],
-        off=batches.rows.off,
-        share=contiguous(batches.share),
-        first=batches.first.arrays,
-        later=batches.later.arrays,
-        own=own.numpy(),
-        place=np.array(
-            [first_column.get(number, -1) for number in range(len(model.stages))], np.int64
-        ),
-        loss=np.zeros(len(rows)),
-    )
+    """Return the batches with stored rows of the block (n, W), and of slots."""
+    arrays = batches.arrays
+    parts = [stored.halo[number] for number in stored_stages(model) if number in stored.halo]
+    if len(parts) == 1 and parts[0].is_contiguous():
+        halo, later = parts[0].numpy(), arrays.later
+    else:  # the rows of some slots side by side
+        ends = arrays.later.slot_off[[batch * arrays.clients for batch in (some.start, some.stop)]]
+        slots = torch.from_numpy(batches.slots[ends[0] : ends[1]])
+        rows = [own.new_empty(len(slots), 0), *(part[slots] for part in parts)]
+        halo = torch.cat(rows, dim=1).numpy()
+        later = arrays.later._replace(slot=np.arange(len(batches.slots)) - ends[0])
+    return arrays._replace(begin=some.start, end=some.stop, own=own.numpy(), halo=halo, later=later)
 
 
 @dataclass(frozen=True, eq=False)
@@ -325,9 +402,10 @@ def senders_of(
     rows: BatchRows,
     edges: Edges,
     known: np.ndarray,
-    halo: Sequence[Tensor],
-) -> DrawnSenders:
-    """Return who sends along edges, without slots whose rows have not been received.
+) -> tuple[kernels.SenderArrays, np.ndarray]:
+    """Return who sends along edges, and the slots (h,) of the block that do.
+
+    Slots whose rows have not been received do not send.
 
     Args:
         block: C clients.
@@ -336,7 +414,6 @@ def senders_of(
         rows: of J batches.
         edges: drawn for them.
         known: (S,) bool, slots whose rows have been received.
-        halo: rows (S, D) of the slots for each stored stage.
     """
     row, slot = around.row.numpy()[edges.node], around.slot.numpy()[edges.node]
     position, share = edges.position, edges.share
@@ -382,12 +459,10 @@ def senders_of(
         value = value * scaled.receiver[rows.rows[position]]
     order = np.lexsort((column, position))
     slots, sender = slots % max(num_slots, 1), sender % n
-    width = [torch.from_numpy(value[:0]).new_empty(len(slots), 0)]
-    stored = torch.cat([*width, *(part[torch.from_numpy(slots)] for part in halo)], dim=1)
     arrays = kernels.SenderArrays(
         rows=sender - client_off[block.client.numpy()[sender]],
         off=sender_off,
-        slot=np.ascontiguousarray(stored.numpy()),
+        slot=slots,
         slot_key=block.halo.key.numpy()[slots].view(np.uint64),
         slot_off=slot_off,
         ptr=_offsets(np.bincount(position, minlength=len(rows.rows))),
@@ -395,7 +470,7 @@ def senders_of(
         value=value[order],
         own=scaled.itself[rows.rows],
     )
-    return DrawnSenders(arrays, slots)
+    return arrays, slots
 
 
 def _runs(mask: np.ndarray, off: np.ndarray, parts: int) -> tuple[np.ndarray, np.ndarray]:
@@ -426,20 +501,25 @@ def _shares_for_missing(
     return scaled
 
 
-def _step_flops(model: Staged, block: ClientBlock, batches: TrainingBatches) -> Tensor:
-    """Return operations of steps on batches, (C,) float64: what the torch layers report."""
-    off, clients = batches.rows.off, block.num_clients
+def _step_flops(
+    model: Staged, block: ClientBlock, block_rows: np.ndarray, batches: kernels.BatchArrays
+) -> np.ndarray:
+    """Return operations of steps on batches, (J, C) float64: what the torch layers report.
+
+    `block_rows` (b,): rows of the batches in the block.
+    """
+    off, clients = batches.off, block.num_clients
 
     def by_client(ends: np.ndarray) -> np.ndarray:
-        """Return the length of each client's runs, (C,) float64."""
-        lengths: np.ndarray = (ends[1:] - ends[:-1]).reshape(-1, clients).sum(0)
+        """Return the length of each client's runs, (J, C) float64."""
+        lengths: np.ndarray = (ends[1:] - ends[:-1]).reshape(-1, clients)
         return lengths.astype(np.float64)
 
     rows = by_client(off)
     total = LOSS_FLOPS * model.outputs * rows
     for number, stage in enumerate(model.stages):
         conv, inner, out = stage.conv, 2.0 * stage.inputs * stage.outputs, stage.outputs
-        senders = (batches.later if number else batches.first).arrays
+        senders = batches.later if number else batches.first
         others, slots, edges = (np.zeros_like(rows) for _ in range(3))
         if conv.sums:
             others, slots = by_client(senders.off), by_client(senders.slot_off)
@@ -447,9 +527,9 @@ def _step_flops(model: Staged, block: ClientBlock, batches: TrainingBatches) -> 
             slots = slots * (number > 0)
         if number == 0 and isinstance(block.x, SparseRows):
             entries, first = block.x.csr.degree.numpy(), block.off.numpy()[:-1]
-            batch_entries = by_client(_ends_of_sums(entries[batches.rows.rows], off))
+            batch_entries = by_client(_ends_of_sums(entries[block_rows], off))
             sender_rows = senders.rows + np.repeat(
-                np.tile(first, len(batches.keys)), np.diff(senders.off)
+                np.tile(first, len(batches.key)), np.diff(senders.off)
             )
             sender_entries = by_client(_ends_of_sums(entries[sender_rows], senders.off)) * conv.sums
             total += 4 * out * (batch_entries * (1 + conv.rooted) + sender_entries)
@@ -464,7 +544,7 @@ def _step_flops(model: Staged, block: ClientBlock, batches: TrainingBatches) -> 
         total += out * rows * (conv.rooted + 2 + 2 * stage.relu)
         if stage.drop > 0 and number:
             total += 2 * stage.inputs * (2 * rows + others + slots)
-    return torch.from_numpy(total)
+    return total
 
 
 def _ends_of_sums(values: np.ndarray, off: np.ndarray) -> np.ndarray:

@@ -158,6 +158,7 @@ def batch_pass(
     batch: Batch,
     stored: StoredRows,
     key: Key | None,
+    first: Tensor | None = None,
 ) -> tuple[Tensor, dict[int, Tensor]]:
     """Return logits (b, K) of a batch, and its inputs (b, I) of each of the `stored_stages`.
 
@@ -169,8 +170,10 @@ def batch_pass(
         batch: the rows.
         stored: rows of the others.
         key: key of the dropout draws; None turns dropout off.
+        first: (b, O) what leaves the first stage, if that is worked out already.
     """
-    h, entered = _pass_until(model, weights, block, x, batch, stored, key, len(model.stages))
+    until = len(model.stages)
+    h, entered = _pass_until(model, weights, block, x, batch, stored, key, until, first)
     assert isinstance(h, Tensor)  # at least one stage
     return h, entered
 
@@ -197,12 +200,16 @@ def _pass_until(
     stored: StoredRows,
     key: Key | None,
     until: int,
+    first: Tensor | None = None,
 ) -> tuple[Rows, dict[int, Tensor]]:
     """Pass through the stages before `until`; if it is a stage, note what enters it."""
     stages_stored, entered = stored_stages(model), dict[int, Tensor]()
     h, origin = _select_rows(x, batch.rows, batch.off), None
     row_key = block.row_key[batch.rows]
     for number, stage in enumerate(model.stages):
+        if number == 0 and first is not None:
+            h = first
+            continue
         senders = batch.later if number else batch.first
         params = {
             name.removeprefix(f"{number}."): w
@@ -279,13 +286,13 @@ def _convolve(
     if not conv.sums:
         return convolve(conv, params, x, messages)
     scales, off = scales_of(conv), messages.off
-    z, other = conv.map(params, x, off), conv.map(params, others[0], senders.off)
-    parts = [
-        _scale_rows(z, scales.sender_scale(messages.sender), off),
-        _scale_rows(other, scales.sender_scale(senders.degree), senders.off),
-    ]
+    z = conv.map(params, x, off)
+    parts = [_scale_rows(z, scales.sender_scale(messages.sender), off)]
+    if len(senders.rows):
+        other = conv.map(params, others[0], senders.off)
+        parts.append(_scale_rows(other, scales.sender_scale(senders.degree), senders.off))
     if others[1] is None:
-        total = _sum_rows(senders.adj, torch.cat(parts), off)
+        total = _sum_rows(senders.adj, _join(parts), off)
     elif dropped:
         mapped = conv.map(params, others[1], senders.slot_off)
         total = _sum_rows(senders.adj, torch.cat([*parts, mapped]), off)
@@ -293,8 +300,10 @@ def _convolve(
         own_part, slot_part = senders.parts
         mapped = conv.map(params, _sum_rows(slot_part, others[1], off), off)
         report_rows(off, z.shape[1])
-        total = _sum_rows(own_part, torch.cat(parts), off) + mapped
-    s, work = _scale_rows(total, scales.receiver_scale(messages.receiver), off), 1 + gradients(z)
+        total = _sum_rows(own_part, _join(parts), off)
+        total = total + mapped if gradients(total, mapped) else total.add_(mapped)
+    scale = scales.receiver_scale(messages.receiver)
+    s, work = _scale_rows(total, scale, off, own=True), 1 + gradients(z)
     own_scale = scales.itself(messages.receiver)
     if own_scale is not None:
         report_rows(off, 2 * z.shape[1] * work)
@@ -308,11 +317,17 @@ def _sum_rows(adj: CSR, x: Tensor, off: Tensor) -> Tensor:
     return sparse_product(adj, x)
 
 
-def _scale_rows(z: Tensor, scale: Tensor | None, off: Tensor) -> Tensor:
+def _join(parts: list[Tensor]) -> Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+
+def _scale_rows(z: Tensor, scale: Tensor | None, off: Tensor, *, own: bool = False) -> Tensor:
+    """Return scaled rows, and report the work; `own`: in place where no gradient needs them."""
     if scale is None:
         return z
-    report_rows(off, z.shape[1] * (1 + gradients(z)))
-    return scale * z
+    work = gradients(z)
+    report_rows(off, z.shape[1] * (1 + work))
+    return z.mul_(scale) if own and not work else scale * z
 
 
 def to_send(
@@ -559,6 +574,7 @@ def start_training(
     memory: Mapping[str, Tensor] | None,
     *,
     compact: bool,
+    unread: bool = False,
 ) -> TrainingFields:
     """Return clients before their first step.
 
@@ -569,19 +585,26 @@ def start_training(
         weights: that all start from.
         memory: optimizer state (C, ...) to go on from; None: a fresh one.
         compact: whether first weights may be trained as rows of used features.
+        unread: whether fresh moments of first weights may hold anything, as nothing reads them
+            before it has written them.
     """
     fields = start_fields(model, weights, block.num_clients)
     small = compact and memory is None and starts_compact(model, fields, block.x)
     weight_fields = copy_start(model, block, fields, compact=small)
     off = {name: f.off for name, f in weight_fields.items() if isinstance(f, Ragged)}
+    unwritten = model.first_maps if unread and memory is None else ()
     optimizer_state = memory
     if optimizer_state is None:
-        optimizer_state = training.optimizer.init({name: f.t for name, f in weight_fields.items()})
+        parts = {n: f.t[:0] if n in unwritten else f.t for n, f in weight_fields.items()}
+        optimizer_state = training.optimizer.init(parts)
     fields_in_training: TrainingFields = {f"weights/{name}": f for name, f in weight_fields.items()}
     for name, m in optimizer_state.items():
         if name != STEPS:
-            used_off = off.get(name.rpartition("/")[2])
+            weights_name = name.rpartition("/")[2]
+            used_off = off.get(weights_name)
             t = m if memory is None else own_copy(m)  # zeros that nobody has written take no memory
+            if weights_name in unwritten:
+                t = torch.empty_like(weight_fields[weights_name].t)
             fields_in_training[f"memory/{name}"] = (
                 Stacked(t) if used_off is None else Ragged(t, used_off)
             )

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
+import scipy.sparse as sp
 
 from silograph.experiment.run.run import run
 from silograph.graph.graph import Graph
@@ -32,10 +33,10 @@ OF_LABELS: dict[str, dict[str, Any]] = {
     "batches of drawn neighbors": {"method": "fedavg", "batch_size": 4, "fanout": "2,2"},
     "masks": {"method": "fedpub"},
     "masks and batches": {"method": "fedpub", "batch_size": 4, "fanout": "2,2"},
-    "stored rows": {"method": "fedais"},
     "drawn neighbors": {"method": "fedavg", "neighbors": "fedgrains"},
     "selected clients": {"method": "fedavg", "selector": "harmony"},
 }
+OF_WORDS: dict[str, Any] = {"method": "fedais"}  # a kernel of its own has sparse features only
 OF_RATINGS: dict[str, Any] = {"model": "rating_gcn", "method": "fedavg", "layers": 2}
 
 
@@ -62,6 +63,8 @@ def _runs() -> Iterator[tuple[Graph, dict[str, Any]]]:
     graph = from_arrays(edge_index=ring, x=np.eye(NODES)[:, :4] + 1.0, y=numbers % 2)
     for options in OF_LABELS.values():
         yield graph, {"partition": "random", **options}
+    words = from_arrays(edge_index=ring, x=sp.csr_matrix(np.eye(NODES)), y=numbers % 2)
+    yield words, {"partition": "random", **OF_WORDS}
     pairs = [(user, item) for user in range(USERS) for item in range(ITEMS)]
     table = np.array([(user, item, 1 + (user + item) % 5) for user, item in pairs], dtype=float)
     yield ratings(table), {"partition": "random", **OF_RATINGS}

@@ -27,6 +27,7 @@ PLAIN_NAMES = {
     "train": "training",
     "train_flow": "training with chosen neighbors",
     "train_stored": "training with stored rows",
+    "first_stage": "rows that are sent",
     "predict": "predictions",
     "untouched_rows_after": "optimizer",
     "kept_rows_after": "kept optimizers",

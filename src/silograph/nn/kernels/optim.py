@@ -5,7 +5,6 @@ import numpy as np
 from silograph.core.numba_extensions import pointer_to
 from silograph.nn.kernels.arrays import ZERO, Array, StepRule, compiled, kernel
 
-FIRST_LOOK = 16  # values
 TOGETHER = 4096  # values without data that are updated in one step: they stay in the cache
 
 
@@ -94,42 +93,6 @@ def step(p: Array, g: Array, start: Array, m: Array, v: Array, steps: StepRule, 
         adam(p, g, m, v, steps, t)
     else:
         sgd(p, g, m, steps, t)
-
-
-@compiled
-def find_moving_rows(m: Array, v: Array, steps: StepRule, moves: Array) -> None:
-    """Fill `moves` (u,) bool: rows that moments (u, D) move in a step with gradient 0.
-
-    The others stay where they are, if there is no weight decay and no pull.
-    """
-    has_moments = steps.adam or steps.beta1 > 0
-    for row in range(moves.shape[0]):
-        is_moving = False
-        if has_moments:  # the beginning of a row mostly says so
-            for h in range(min(m.shape[1], FIRST_LOOK)):
-                is_moving |= m[row, h] != 0
-        if has_moments and not is_moving:
-            for h in range(m.shape[1]):
-                is_moving |= m[row, h] != 0
-        if steps.adam and not is_moving:
-            for h in range(v.shape[1]):
-                is_moving |= v[row, h] != 0
-        moves[row] = is_moving
-
-
-@compiled
-def step_rows(
-    p: Array, g: Array, m: Array, v: Array, moves: Array, steps: StepRule, t: int
-) -> None:
-    """Take step number t on the rows (u, D) that move, (u,) bool; there is no pull."""
-    length, factor = adam_factors(steps, t)
-    for row in range(moves.shape[0]):
-        if not moves[row]:
-            continue
-        if steps.adam:
-            adam_step(p[row], g[row], m[row], v[row], steps, t, length, factor)
-        else:
-            sgd(p[row], g[row], m[row], steps, t)
 
 
 @compiled

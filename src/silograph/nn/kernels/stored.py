@@ -44,7 +44,7 @@ from silograph.nn.kernels.layers import (
     step_later,
     table,
 )
-from silograph.nn.kernels.optim import find_moving_rows, step, step_rows
+from silograph.nn.kernels.optim import adam_factors, adam_step, sgd, step
 from silograph.nn.kernels.training import bits_gradient, softmax_gradient
 
 _DROPOUT = np.uint64(hash_text("dropout"))
@@ -55,7 +55,7 @@ class SenderArrays(NamedTuple):
 
     rows: Array  # (o,) row of the client
     off: Array  # (J C + 1,)
-    slot: Array  # (h, W) what is stored of slots
+    slot: Array  # (h,) where `BatchArrays.halo` has what is stored of slots
     slot_key: Array  # (h,) uint64
     slot_off: Array  # (J C + 1,)
     ptr: Array  # (b + 1,) edges of every row
@@ -65,16 +65,19 @@ class SenderArrays(NamedTuple):
 
 
 class BatchArrays(NamedTuple):
-    """Batches of all clients."""
+    """Batches of all clients, of which some are trained on."""
 
     key: Array  # (J,) uint64
     clients: int  # C
+    begin: int  # number of the first batch that is trained on
+    end: int
     rows: Array  # (b,) row of the client
     off: Array  # (J C + 1,)
     share: Array  # (b,) weight of the row's loss
     first: SenderArrays
     later: SenderArrays
     own: Array  # (n, W) stored rows, changed in place
+    halo: Array  # (s, W) stored rows of slots
     place: Array  # (L,) where in them is what enters a layer; -1: it is not stored
     loss: Array  # (b,) float64, filled
 
@@ -93,7 +96,23 @@ class TrainingArrays(NamedTuple):
     weights: Trained
     first: Trained  # moments, which Adam does not read before its first step; or velocities
     second: Trained
+    moves: Array  # (U,) bool, rows that moments move; moments of others may hold anything
+    root_moves: Array  # (U,) of the second matrix
     steps: Array  # (C,) taken so far
+
+
+class FirstMatrix(NamedTuple):
+    """A first matrix of a client in training.
+
+    Rows that only their moments move wait until a batch reads them, or until the last batch is
+    done: then they take all their steps while they are in the cache.
+    """
+
+    weights: Array  # (u, D)
+    first: Array  # (u, D) moments, or velocities
+    second: Array
+    moves: Array  # (u,) bool
+    done: Array  # (u,) steps of the client that each row has taken, moved or not
 
 
 class Memory(NamedTuple):
@@ -106,7 +125,9 @@ class Memory(NamedTuple):
     grad: Array  # (2, m * widest)
     flat: Array  # (P,)
     rows: Array  # (u, D)
-    moves: Array  # (2, u) bool, rows of the first matrices that moments move
+    done: Array  # (2, u) steps that rows of the first matrices have taken
+    nothing: Array  # (D,) zeros
+    factors: Array  # (2, N) float64 of Adam for N batches: step t has number t modulo N
     start: Array  # (m,) entries of sparse features
     end: Array
     words: Array  # random words of dropout
@@ -128,7 +149,7 @@ def memory(
 ) -> Memory:
     """Return memory for the batches of clients k0 to k1."""
     m = 1
-    for i in range(batch.off.shape[0] - 1):
+    for i in range(batch.begin * batch.clients, batch.end * batch.clients):
         if k0 <= i % batch.clients < k1:
             for layer in range(min(shape.layers, 2)):
                 others, slots = senders_of(batch, shape, layer, i)
@@ -144,7 +165,9 @@ def memory(
         grad=np.empty((2, m * widest), dtype),
         flat=np.empty(w.flat.shape[1], dtype),
         rows=np.empty((used, w.first.shape[1]), dtype),
-        moves=np.empty((2, used), np.bool_),
+        done=np.empty((2, used), np.int64),
+        nothing=np.zeros(w.first.shape[1], dtype),
+        factors=np.empty((2, batch.end - batch.begin)),
         start=np.empty(m, np.int64),
         end=np.empty(m, np.int64),
         words=words,
@@ -217,7 +240,7 @@ def gather_stored(
         else:
             slot = side.slot_off[i] + j - size - others
             row_key = side.slot_key[slot]
-            copy(side.slot[slot, at : at + width], h[j])
+            copy(batch.halo[side.slot[slot], at : at + width], h[j])
         if dropping:
             drop(h, j, row_key, layer_key, shape.threshold, shape.scale, s)
 
@@ -235,10 +258,12 @@ def forward(
     key: Any,
     s: Memory,
 ) -> None:
-    """Fill `s.out` with the logits of a batch, and `s.h` with what led to them."""
+    """Fill `s.out` with the logits of a batch, and `s.h` with what led to them.
+
+    Its features are there, from `gather_features`.
+    """
     a, lo, hi = rows.off[g], batch.off[i], batch.off[i + 1]
     size, most, last = hi - lo, s.out.shape[0], shape.layers - 1
-    gather_features(x, shape, a, batch, i, s)
     for layer in range(shape.layers):
         form, inputs, width = shape.form[layer], shape.width[layer], shape.width[layer + 1]
         others, slots = senders_of(batch, shape, layer, i)
@@ -298,44 +323,90 @@ def stay_without_data(steps: StepRule) -> bool:
 
 
 @compiled
+def zero(row: Array) -> None:
+    """Set all values (D,) to 0."""
+    for h in range(row.shape[0]):
+        row[h] = 0
+
+
+@compiled
+def step_row(of: FirstMatrix, row: int, g: Array, steps: StepRule, t: int, factors: Array) -> None:
+    """Take step number t of a row along its gradient g (D,)."""
+    p, m = of.weights[row], of.first[row]
+    if steps.adam:
+        number = t % factors.shape[1]
+        adam_step(p, g, m, of.second[row], steps, t, factors[0, number], factors[1, number])
+    else:
+        sgd(p, g, m, steps, t)
+
+
+@compiled
+def catch_up(of: FirstMatrix, row: int, steps: StepRule, t: int, s: Memory) -> None:
+    """Take the steps of a row up to number t, which had no gradient for it."""
+    if of.moves[row]:
+        for number in range(of.done[row], t):
+            step_row(of, row, s.nothing, steps, number + 1, s.factors)
+    of.done[row] = t
+
+
+@compiled
+def catch_up_read(
+    x: InputArrays, of: FirstMatrix, m: int, steps: StepRule, t: int, s: Memory
+) -> None:
+    """Do so with the rows that the first m rows of a batch read."""
+    for j in range(m):
+        for e in range(s.start[j], s.end[j]):
+            if of.done[x.col[e]] < t:
+                catch_up(of, x.col[e], steps, t, s)
+
+
+@compiled
+def catch_up_all(of: FirstMatrix, steps: StepRule, t: int, s: Memory) -> None:
+    """Do so with all rows."""
+    for row in range(of.moves.shape[0]):
+        if of.moves[row]:
+            catch_up(of, row, steps, t, s)
+
+
+@compiled
 def step_first(
     x: InputArrays,
     shape: ModelShape,
     gz: Array,
-    p: Array,
-    m1: Array,
-    m2: Array,
+    of: FirstMatrix,
     steps: StepRule,
     t: int,
-    moves: Array,
     s: Memory,
 ) -> None:
-    """Step a first matrix (u, D) along its gradient, the transposed features times gz.
-
-    `moves` (u,) bool: rows that moments move; rows that the gradient reaches are added.
-    """
-    grad, m = s.rows[: p.shape[0]], gz.shape[0]
+    """Take step number t of a first matrix along its gradient, the transposed features times gz."""
+    grad, m = s.rows[: of.weights.shape[0]], gz.shape[0]
     if x.dense.shape[0] > 0:
         product(entering(shape, 0, m, s.out.shape[0], s)[0].T, gz, grad)
     elif stay_without_data(steps):
         # A batch has few of the client's features: other rows stay until their first gradient.
+        has_moments, done = steps.adam or steps.beta1 > 0, of.done
+        starts, ends, col = s.start, s.end, x.col
         for j in range(m):
-            for e in range(s.start[j], s.end[j]):
-                moves[x.col[e]] = True
-        for row in range(moves.shape[0]):
-            if moves[row]:
-                for h in range(grad.shape[1]):
-                    grad[row, h] = 0
-        add_back(s.start[:m], s.end[:m], x.col, x.value, gz, grad)
-        step_rows(p, grad, m1, m2, moves, steps, t)
-        if not (steps.adam or steps.beta1 > 0):
-            moves[:] = False
+            for e in range(starts[j], ends[j]):
+                done[col[e]] = t
+        for row in range(done.shape[0]):
+            if done[row] == t:
+                zero(grad[row])
+                if has_moments and not of.moves[row]:
+                    of.moves[row] = True
+                    zero(of.first[row])
+                    if steps.adam:
+                        zero(of.second[row])
+        add_back(starts[:m], ends[:m], col, x.value, gz, grad)
+        for row in range(done.shape[0]):
+            if done[row] == t:
+                step_row(of, row, grad[row], steps, t, s.factors)
         return
     else:
         clear(grad)
         add_back(s.start[:m], s.end[:m], x.col, x.value, gz, grad)
-    flat = p.reshape(-1)
-    step(flat, grad.reshape(-1), flat, m1.reshape(-1), m2.reshape(-1), steps, t)
+    p, m1, m2 = of.weights.reshape(-1), of.first.reshape(-1), of.second.reshape(-1)
+    step(p, grad.reshape(-1), p, m1, m2, steps, t)
 
 
 @compiled
@@ -344,14 +415,15 @@ def backward_step(
     shape: ModelShape,
     batch: BatchArrays,
     i: int,
-    w: Weights,
-    m1: Weights,
-    m2: Weights,
+    trained: TrainedWeights,
+    matrix: FirstMatrix,
+    root: FirstMatrix,
     steps: StepRule,
     t: int,
     s: Memory,
 ) -> None:
     """Walk from the gradient of the logits in `s.out` to all weights, and step them."""
+    w = trained.weights
     lo, hi = batch.off[i], batch.off[i + 1]
     size, most, turn = hi - lo, s.out.shape[0], 0
     for layer in range(shape.layers - 1, -1, -1):
@@ -374,11 +446,9 @@ def backward_step(
         if form != LINEAR:
             add_back(side.ptr[lo:hi], side.ptr[lo + 1 : hi + 1], side.col, side.value, g, gz)
         if layer == 0:
-            used = w.first.shape[0]
-            moves, root_moves = s.moves[0, :used], s.moves[1, :used]
-            step_first(x, shape, gz, w.first, m1.first, m2.first, steps, t, moves, s)
+            step_first(x, shape, gz, matrix, steps, t, s)
             if form == ROOTED:
-                step_first(x, shape, g, w.second, m1.second, m2.second, steps, t, root_moves, s)
+                step_first(x, shape, g, root, steps, t, s)
             continue
         h = entering(shape, layer, m, most, s)[0]
         input_gradient = table(s.grad[1 - turn], ZERO, size, inputs)[0]
@@ -394,7 +464,6 @@ def backward_step(
             for c in range(inputs):  # above 0 where neither ReLU nor dropout cut it
                 input_gradient[j, c] = input_gradient[j, c] * factor if h[j, c] > 0 else zero
         turn = 1 - turn
-    trained = pointer_to(TrainedWeights(w, w, m1, m2, None))
     step_later(shape, trained, s.flat, steps, t)
 
 
@@ -454,27 +523,45 @@ def train_range(
     s: Memory,
 ) -> None:
     """Do what `train_stored` does, in memory that is there."""
-    w, step_counts = clients.weights, clients.steps
+    counts, stay = clients.steps, stay_without_data(steps)
+    # Velocities go on from what they are; Adam's moments begin with step 1.
+    later = 0 if steps.adam else 1
     for k in range(k0, k1):
         g, lo, hi = called.position[k], called.used_off[k], called.used_off[k + 1]
-        own, first = pointer_to(part(w, k, lo, hi)), pointer_to(part(clients.first, k, lo, hi))
-        second = pointer_to(part(clients.second, k, lo, hi))
-        if stay_without_data(steps):
-            moves, root_moves = s.moves[0, : hi - lo], s.moves[1, : hi - lo]
-            # Before the first step all moments are 0, so no row moves; looking would load the whole
-            # matrix.
-            if steps.adam and step_counts[k] == 0:
-                moves[:], root_moves[:] = False, False
-            else:
-                find_moving_rows(first.first, second.first, steps, moves)
-                find_moving_rows(first.second, second.second, steps, root_moves)
-        for j in range(batch.key.shape[0]):
-            i, key = j * batch.clients + k, batch.key[j]
+        own, first = part(clients.weights, k, lo, hi), part(clients.first, k, lo, hi)
+        second, moves, root_moves = (
+            part(clients.second, k, lo, hi),
+            clients.moves[lo:hi],
+            clients.root_moves[lo:hi],
+        )
+        done, root_done = s.done[0, : hi - lo], s.done[1, : hi - lo]
+        matrix = pointer_to(FirstMatrix(own.first, first.first, second.first, moves, done))
+        root = pointer_to(
+            FirstMatrix(own.second, first.second, second.second, root_moves, root_done)
+        )
+        trained = pointer_to(TrainedWeights(own, own, first, second, None))
+        begin = counts[k] + later
+        for row in range(hi - lo):
+            done[row], root_done[row] = begin, begin
+        for j in range(batch.begin, batch.end):
+            i, t = j * batch.clients + k, counts[k] + later + 1
             if batch.off[i + 1] == batch.off[i]:
                 continue
-            forward(rows, x, shape, g, called.off[k], batch, i, own, key, s)
+            if steps.adam:
+                number = t % s.factors.shape[1]
+                s.factors[0, number], s.factors[1, number] = adam_factors(steps, t)
+            others, _ = senders_of(batch, shape, 0, i)
+            gather_features(x, shape, rows.off[g], batch, i, s)
+            if stay and x.dense.shape[0] == 0:
+                size = batch.off[i + 1] - batch.off[i]
+                catch_up_read(x, matrix, size + others, steps, t - 1, s)
+                if shape.form[0] == ROOTED:
+                    catch_up_read(x, root, size, steps, t - 1, s)
+            forward(rows, x, shape, g, called.off[k], batch, i, trained.weights, batch.key[j], s)
             loss_gradient(rows, shape, rows.off[g], batch, i, s)
-            step_counts[k] += 1
-            # Velocities go on from what they are; Adam's moments begin with the first step.
-            t = step_counts[k] if steps.adam else step_counts[k] + 1
-            backward_step(x, shape, batch, i, own, first, second, steps, t, s)
+            counts[k] += 1
+            backward_step(x, shape, batch, i, trained, matrix, root, steps, t, s)
+        if stay and x.dense.shape[0] == 0:
+            catch_up_all(matrix, steps, counts[k] + later, s)
+            if shape.form[0] == ROOTED:
+                catch_up_all(root, steps, counts[k] + later, s)
