@@ -1034,9 +1034,10 @@ def _half(
     if isinstance(previous, MappedRows):
         return sum_rows(model, number, weights, previous, _messages_with(stage, received))
     x = stage.features(block) if previous is None else previous
-    product, first = None, weights["0.weight"]
-    if isinstance(x, SparseRows) and first.stride(0) == 0:  # as scored after the last round
-        product = known_product(full_reach(block), first[0])
+    product = None
+    if isinstance(x, SparseRows) and hears_others(clients.cfg) and int(state.steps.t[0]) == 0:
+        # All clients have the weights of the server, with which the last scores may have begun.
+        product = known_product(full_reach(block), weights["0.weight"][0])
         product = None if product is None else product.index_select(0, entering.rows)
     row_key = block.row_key[entering.rows]
     return map_rows(
