@@ -440,7 +440,9 @@ def untouched_rows_after(training: Training, start: Tensor, steps: int) -> Tenso
     # a quarter of the time of `torch.equal`.
     latest, bits = training.rows_without_data, start.contiguous().view(torch.int32).numpy()
     for others, before, after in latest:
-        if others == steps and np.array_equal(before, bits):
+        # Other weights mostly differ in the first row already.
+        is_first_alike = others == steps and np.array_equal(before[:1], bits[:1])
+        if is_first_alike and np.array_equal(before, bits):
             return after
     after = _step_without_data(training, start, steps)
     latest[MOST_LATEST - 1 :] = []
