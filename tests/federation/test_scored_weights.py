@@ -10,7 +10,7 @@ from silograph.core.key import Key
 from silograph.core.kinds import Kind
 from silograph.core.payload import Field, Ragged, Shared, Stacked
 from silograph.federation.field_specs import FieldSpec
-from silograph.federation.program import Call, ScoredWeights, ScoringRules, digest_of_weights
+from silograph.federation.program import Call, ScoredWeights, ScoringRules
 
 SPEC = {"weights/w": FieldSpec(Shared, (2,))}
 
@@ -29,7 +29,7 @@ def model(value: float) -> dict[str, Field]:
 
 
 def make(at: ScoredWeights, call: Call, number: int, value: float, *, closes: bool = False) -> None:
-    digest = digest_of_weights(model(value))
+    digest = at.digest(model(value))
     at.check(call, number, digest, closes=closes)
     at.record(call, number, digest, closes=closes)
 
@@ -148,8 +148,9 @@ def test_without_rules_anything_goes() -> None:
 
 
 def test_every_bit_of_the_weights_counts_and_nothing_else() -> None:
-    base = digest_of_weights(model(1.0))
-    assert base == digest_of_weights({"weights/w": Shared(torch.tensor([1.0, 1.0]))})
+    at = ScoredWeights(ScoringRules())
+    base = at.digest(model(1.0))
+    assert base == at.digest({"weights/w": Shared(torch.tensor([1.0, 1.0]))})
     off = torch.tensor([0, 2])
     others: list[dict[str, Field]] = [
         model(1.0 + 2**-20),
@@ -159,6 +160,6 @@ def test_every_bit_of_the_weights_counts_and_nothing_else() -> None:
         {"weights/w": Ragged(torch.tensor([1.0, 1.0]), off)},
         model(1.0) | {"scale/weights/w": Shared(torch.tensor([1.0]))},
     ]
-    found = {base, *map(digest_of_weights, others)}
+    found = {base, *map(at.digest, others)}
     assert len(found) == 1 + len(others)
-    assert digest_of_weights({"train": Shared(torch.tensor(True))}) is None
+    assert at.digest({"train": Shared(torch.tensor(True))}) is None

@@ -9,6 +9,7 @@ shows in its checksum: then the file of the checkpoint before is used.
 """
 
 import json
+import os
 import re
 import struct
 import zlib
@@ -276,6 +277,13 @@ def file_name(what: str, number: int) -> str:
     return f"{what}-{number:09d}{WHOLE}"
 
 
+def _number(name: str) -> int:
+    """Return the round in the name of a file."""
+    match = NAME.fullmatch(name)
+    assert match is not None  # asked of such names
+    return int(match[2])
+
+
 class CheckpointFolder:
     """The checkpoints of one run.
 
@@ -308,7 +316,7 @@ class CheckpointFolder:
     @property
     def rounds(self) -> list[int]:
         """The rounds that there are checkpoints of."""
-        return [int(path.stem.rpartition("-")[2]) for path in self._files("round")]
+        return [_number(name) for name in self._names_by_sort()["round"]]
 
     def keep_best(self, number: int, weights: Mapping[str, Tensor]) -> None:
         """Write the weights of the best round, once: checkpoints after it need not repeat them.
@@ -332,16 +340,18 @@ class CheckpointFolder:
         with replacing(target, target.with_suffix(PARTIAL), synced=self.synced) as file:
             for part in to_bytes(checkpoint):
                 file.write(part)
-        files = self._files(what)
-        later = files.index(target) if what == "round" else 0
-        for old in (*files[:later], *files[later + NUM_CHECKPOINTS :]):
-            if old.name not in needed_names:
-                old.unlink()
+        by_sort = self._names_by_sort()
+        names = by_sort[what]
+        later = names.index(target.name) if what == "round" else 0
+        for old in (*names[:later], *names[later + NUM_CHECKPOINTS :]):
+            if old not in needed_names:
+                os.unlink(self.path / old)
+                names.remove(old)
         # Between checkpoints lost workers are started from states that are of no checkpoint.
-        rounds = {f"{number:09d}" for number in self.rounds}
-        for old in self._files(STATES) if what == "round" else ():
-            if old.stem.split("-")[1] not in rounds:
-                old.unlink()
+        rounds = {_number(name) for name in by_sort["round"]}
+        for old in by_sort[STATES] if what == "round" else ():
+            if _number(old) not in rounds:
+                os.unlink(self.path / old)
 
     def drop_partial(self) -> None:
         """Remove partial files of a process that was killed while it wrote a checkpoint."""
@@ -349,12 +359,13 @@ class CheckpointFolder:
             if NAME.fullmatch(path.with_suffix(WHOLE).name):
                 path.unlink()
 
-    def _files(self, what: str) -> list[Path]:
-        """Return the files of one sort, the latest first."""
-        files = self.path.iterdir() if self.path.is_dir() else ()
-        matches = [(NAME.fullmatch(f.name), f) for f in files]
-        numbered = [(int(m[2]), f) for m, f in matches if m is not None and m[1] == what]
-        return [f for _, f in sorted(numbered, reverse=True)]
+    def _names_by_sort(self) -> dict[str, list[str]]:
+        """Return the names of files by their sort, the latest first."""
+        names: dict[str, list[str]] = {"round": [], "best": [], STATES: []}
+        for name in os.listdir(self.path) if self.path.is_dir() else ():
+            if match := NAME.fullmatch(name):
+                names[match[1]].append(name)
+        return {sort: sorted(each, key=_number, reverse=True) for sort, each in names.items()}
 
     def latest(
         self, find_misfit: Callable[[Checkpoint], str | None] = lambda _: None

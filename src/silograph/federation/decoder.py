@@ -225,17 +225,15 @@ class Decoder:
         Returns:
             None: what it began with is unknown.
         """
-        new = _only_slice(reply[name])
+        new = only_slice(reply[name])
         if name in self.shares and self.shares[name] in reply:
-            share = _only_slice(reply[self.shares[name]]).unsqueeze(-1).clamp(min=0)
+            share = only_slice(reply[self.shares[name]]).unsqueeze(-1).clamp(min=0)
             return torch.where(new != 0, new.double() / share, 0.0)  # of no share: infinite
         if name in self.bases:
             scale, new = reply.get(f"{SCALE}{name}"), unpacked(new, self.bases[name].shape[-1])
-            return from_small(new, None if scale is None else _only_slice(scale), torch.float64)
-        old = self.others.get(name) if start is None else _only_slice(start)
-        if start is None and old is not None and name in self.known:
-            old = old[take(self.known[name], torch.tensor([position])).t.long()]
-        if old is None or old.shape != new.shape:
+            return from_small(new, None if scale is None else only_slice(scale), torch.float64)
+        old = self.start_of(name, reply, start, position)
+        if old is None:
             return None
         if not (new.is_cpu and old.is_cpu):
             return new.double() - old.double().to(new.device)
@@ -243,6 +241,22 @@ class Decoder:
         return torch.from_numpy(
             np.subtract(new.detach().numpy(), old.detach().numpy(), dtype=np.float64)
         )
+
+    def start_of(
+        self, name: str, reply: Payload, start: Field | None, position: int
+    ) -> Tensor | None:
+        """Return what one client has begun with of a field that it sends as it is.
+
+        The arguments are those of `change`. None: that is unknown, or of another shape.
+        """
+        old = self.others.get(name) if start is None else only_slice(start)
+        if start is None and old is not None and name in self.known:
+            old = old[take(self.known[name], torch.tensor([position])).t.long()]
+        return None if old is None or old.shape != only_slice(reply[name]).shape else old
+
+    def holds_changes(self, name: str, reply: Payload) -> bool:
+        """Return whether a field of a reply holds changes, and not the tensor itself."""
+        return name in self.bases or (name in self.shares and self.shares[name] in reply)
 
     def _decode_field(self, name: str, reply: Payload, positions: Tensor) -> Field:
         sent, base = reply[name], self.bases.get(name)
@@ -305,7 +319,7 @@ def slices(name: str, reply: Payload) -> Tensor:
     return field.t
 
 
-def _only_slice(sent: Field) -> Tensor:
+def only_slice(sent: Field) -> Tensor:
     """Return the tensor of a field of exactly one client."""
     if isinstance(sent, Patched):
         return sent.slice(0)

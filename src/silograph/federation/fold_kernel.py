@@ -1,5 +1,7 @@
 """The inner loops of `silograph.federation.fold`, compiled."""
 
+from typing import Any
+
 import numpy as np
 from numba import njit
 
@@ -98,3 +100,25 @@ def add_slices(
             else:
                 for h in range(slices.shape[1]):
                     total[h] += (slices[i, h] - around[h]) * factor
+
+
+@kept_on_disk
+@njit(error_model="numpy", cache=True, nogil=True, fastmath={"reassoc"})
+def measure_change(
+    new: np.ndarray, old: np.ndarray, bits: np.ndarray, mask: np.integer[Any]
+) -> tuple[float, np.integer[Any]]:
+    """Return the sum of squares of the differences of two arrays (n,), and the largest bits.
+
+    Args:
+        new: floating point numbers.
+        old: from which they differ.
+        bits: of `new`, as integers.
+        mask: of the bits that count: all but the sign. Then larger integers are farther from 0,
+            infinity is beyond all finite numbers, and NaN beyond infinity.
+    """
+    total, most = 0.0, mask & 0
+    for i in range(new.shape[0]):
+        change = np.float64(new[i]) - np.float64(old[i])
+        total += change * change
+        most = max(most, bits[i] & mask)
+    return total, most

@@ -18,6 +18,7 @@ import math
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -52,6 +53,7 @@ MAX_DIMENSIONS = 8
 MAX_NAME = 255
 MAX_FIELDS = 4096
 MAX_ELEMENTS = 2**40
+MOST_CACHED = 2**14  # bytes of the heads of a frame that are remembered
 MAX_FRAME_BYTES = 2**31  # default of the largest frame that is decoded, in bytes
 
 
@@ -65,17 +67,15 @@ class Envelope:
     step: int
 
 
-def _part(field: Field, position: int) -> Tensor:
-    """Return the tensor that travels for the client at `position`."""
-    match field:
-        case Shared(t):
-            return t
-        case Stacked(t):
-            return t.select(0, position)
-        case Ragged(t, off):
-            return t[int(off[position]) : int(off[position + 1])]
-        case Patched():
-            return field.slice(position)
+def _part(field: Field, position: int) -> np.ndarray:
+    """Return what travels for the client at `position`; in NumPy, as most fields are short."""
+    values = (field.slice(position) if isinstance(field, Patched) else field.t).detach()
+    array: np.ndarray = (values if values.is_cpu else values.cpu()).numpy()
+    if isinstance(field, Stacked):
+        array = array[position : position + 1].reshape(array.shape[1:])
+    elif isinstance(field, Ragged):
+        array = array[int(field.off[position]) : int(field.off[position + 1])]
+    return array if array.flags.c_contiguous else array.copy()
 
 
 def frame_sizes(op: str, payload: Payload, clients: int) -> np.ndarray:
@@ -134,22 +134,27 @@ def encode(envelope: Envelope, payload: Payload, position: int) -> bytes:
     ]
     buffers: list[memoryview] = []
     for name, field in payload.items():
-        part = _part(field, position)
-        encoded = name.encode()
-        if part.dtype not in DTYPES:
-            raise FrameError(f"expected a dtype that frames carry in {name!r}, got {part.dtype}")
-        if len(encoded) > MAX_NAME or part.dim() > MAX_DIMENSIONS:
-            raise FrameError(
-                f"expected a name of at most {MAX_NAME} bytes and at most {MAX_DIMENSIONS} "
-                f"dimensions, got {name!r} with {part.dim()}"
-            )
+        dtype = field.t.dtype
+        if dtype not in DTYPES:
+            raise FrameError(f"expected a dtype that frames carry in {name!r}, got {dtype}")
+        values = _part(field, position)
         kind = Stacked if isinstance(field, Patched) else type(field)
-        form, dtype = FORMS.index(kind), _DTYPE_LIST.index(part.dtype)
-        head += [FIELD.pack(form, dtype, part.dim(), len(encoded)), encoded]
-        head.append(struct.pack(f"<{part.dim()}Q", *part.shape))
-        values = part.detach().cpu().contiguous().numpy()
-        buffers.append(values.astype(_NUMPY_DTYPES[part.dtype], copy=False).data)
+        head.append(_pack_head(name, FORMS.index(kind), dtype, values.shape))
+        buffers.append(values.astype(_NUMPY_DTYPES[dtype], copy=False).data)
     return b"".join((*head, *buffers))
+
+
+@lru_cache(maxsize=1024)  # they are the same in most rounds
+def _pack_head(name: str, form: int, dtype: torch.dtype, shape: tuple[int, ...]) -> bytes:
+    """Return the head of a field; raise `FrameError` for one that frames cannot carry."""
+    encoded = name.encode()
+    if len(encoded) > MAX_NAME or len(shape) > MAX_DIMENSIONS:
+        raise FrameError(
+            f"expected a name of at most {MAX_NAME} bytes and at most {MAX_DIMENSIONS} "
+            f"dimensions, got {name!r} with {len(shape)}"
+        )
+    numbers = form, _DTYPE_LIST.index(dtype), len(shape), len(encoded)
+    return FIELD.pack(*numbers) + encoded + struct.pack(f"<{len(shape)}Q", *shape)
 
 
 def frames(envelope: Envelope, payload: Payload, clients: int) -> Iterator[bytes]:
@@ -230,6 +235,40 @@ def _field(head: _FieldHead, t: Tensor) -> Field:
     return Ragged(t, torch.tensor([0, len(t)]))
 
 
+class _Layout(NamedTuple):
+    heads: tuple[_FieldHead, ...]
+    size: int  # bytes of all values
+    form: tuple[tuple[object, ...], ...]
+
+
+def _read_layout(data: bytes, count: int) -> _Layout:
+    """Return what the heads of all fields say; raise `FrameError` where they say no such thing."""
+    reader = _Reader(data)
+    heads = tuple(_field_head(reader) for _ in range(count))
+    if len({head.name for head in heads}) < count:
+        raise FrameError("expected every field once, got a repeated name")
+    form = sorted(
+        (head.name, head.form, head.dtype, *head.shape[head.form is not Stacked :])
+        for head in heads
+    )
+    return _Layout(heads, sum(head.size for head in heads), tuple(form))
+
+
+_cached_layout = lru_cache(maxsize=64)(_read_layout)  # heads are the same in most rounds
+
+
+def _layout(data: memoryview, count: int) -> tuple[_Layout, int]:
+    """Return the layout of the fields whose heads data begin with, and the bytes of the heads."""
+    end = 0
+    for _ in range(count):
+        if end + FIELD.size > len(data):
+            break
+        _, _, dims, length = FIELD.unpack_from(data, end)
+        end += FIELD.size + length + DIMENSION.size * dims
+    heads = bytes(data[:end])
+    return (_cached_layout if len(heads) <= MOST_CACHED else _read_layout)(heads, count), end
+
+
 def decode(
     data: bytes | memoryview, max_bytes: int = MAX_FRAME_BYTES
 ) -> tuple[Envelope, dict[str, Field]]:
@@ -239,6 +278,16 @@ def decode(
 
     Raises:
         FrameError: anything but a whole, exact frame of at most `max_bytes` bytes.
+    """
+    return decode_with_form(data, max_bytes)[:2]
+
+
+def decode_with_form(
+    data: bytes | memoryview, max_bytes: int = MAX_FRAME_BYTES
+) -> tuple[Envelope, dict[str, Field], tuple[tuple[object, ...], ...]]:
+    """Do the same as `decode`, and return names, kinds, dtypes and shapes of the fields as well.
+
+    They are in the order of names, without numbers of rows and of clients.
     """
     if len(data) > max_bytes:
         raise FrameError(f"expected a frame of at most {max_bytes} bytes, got {len(data)}")
@@ -251,13 +300,14 @@ def decode(
             f"expected a known kind and at most {MAX_FIELDS} fields, got {kind} and {count}"
         )
     op = reader.text(length, "the op's name")
-    heads = [_field_head(reader) for _ in range(count)]
-    if len({head.name for head in heads}) < count:
-        raise FrameError("expected every field once, got a repeated name")
-    body, remaining = sum(head.size for head in heads), len(data) - reader.at
-    if body != remaining:
-        raise FrameError(f"expected {body} bytes of values by the header, got {remaining}")
-    payload = {
-        head.name: _field(head, _values(head, reader.take(head.size, head.name))) for head in heads
-    }
-    return Envelope(op, KINDS[kind], round_, step), payload
+    layout, size = _layout(reader.data[reader.at :], count)
+    at = reader.at + size
+    if layout.size != len(data) - at:
+        raise FrameError(
+            f"expected {layout.size} bytes of values by the header, got {len(data) - at}"
+        )
+    payload: dict[str, Field] = {}
+    for head in layout.heads:
+        payload[head.name] = _field(head, _values(head, reader.data[at : at + head.size]))
+        at += head.size
+    return Envelope(op, KINDS[kind], round_, step), payload, layout.form

@@ -7,6 +7,7 @@ together.
 """
 
 import math
+import secrets
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -610,6 +611,27 @@ class ScoredWeights:
         self._trained: set[bytes] = set()
         self._closing: set[bytes] = set()  # that were scored by closing calls only
         self._next: _Scored | None = None  # what the next training has to start from
+        self._key = secrets.token_bytes(16)  # of digests
+
+    def digest(self, inbox: Mapping[str, Field]) -> bytes | None:
+        """Return a digest of the weights in a message; None: it has none.
+
+        It is GMAC (NIST SP 800-38D) under a key that never leaves this object, as the digests do
+        not. So whoever sends weights cannot choose two of one digest, and it takes a fraction of
+        the time of SHA-256, which is in its place where there is no package for it.
+        """
+        weights = {name: field for name, field in inbox.items() if name.startswith(WEIGHTS)}
+        if not weights:
+            return None
+        try:
+            from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
+        except ImportError:  # silos have it; sessions without a network need not
+            return digest_of_fields(weights)
+        digest = Cipher(algorithms.AES(self._key), modes.GCM(bytes(12))).encryptor()
+        for part in _parts_of(weights):
+            digest.authenticate_additional_data(part)
+        digest.finalize()
+        return digest.tag
 
     def check(self, call: Call, number: int, digest: bytes | None, *, closes: bool = False) -> None:
         """Raise `PolicyError` where weights are scored, or trained from, that may not be.
@@ -617,7 +639,7 @@ class ScoredWeights:
         Args:
             call: of the program.
             number: of the round.
-            digest: of the weights in the message (`digest_of_weights`).
+            digest: of the weights in the message, see `digest`.
             closes: whether no later round may follow the call (`Course.closes`).
         """
         if digest is None:
@@ -681,26 +703,25 @@ class ScoredWeights:
         self._next = None
 
 
-def digest_of_weights(inbox: Mapping[str, Field]) -> bytes | None:
-    """Return a digest (32 bytes) of the weights in a message; None: it has none."""
-    weights = {name: field for name, field in inbox.items() if name.startswith(WEIGHTS)}
-    return digest_of_fields(weights) if weights else None
-
-
 def digest_of_fields(fields: Mapping[str, Field]) -> bytes:
     """Return a digest (32 bytes) of fields.
 
     It is SHA-256, which processors have instructions for: half the time of BLAKE2b.
     """
     digest = sha256()
+    for part in _parts_of(fields):
+        digest.update(part)
+    return digest.digest()
+
+
+def _parts_of(fields: Mapping[str, Field]) -> Iterator[bytes | memoryview]:
+    """Yield the bytes of fields: of names, dtypes, shapes and values."""
     for name in sorted(fields):
         values = fields[name]
         parts = (values.t, values.off) if isinstance(values, Ragged) else (values.t,)
         for t in parts:
-            digest.update(f"{name} {t.dtype} {tuple(t.shape)} ".encode())
-            octets = t.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
-            digest.update(octets.data)
-    return digest.digest()
+            yield f"{name} {t.dtype} {tuple(t.shape)} ".encode()
+            yield t.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
 
 
 # --- What calls will cost: frames are as long as their fields say ---------------------------------

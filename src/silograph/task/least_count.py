@@ -86,11 +86,15 @@ def counts_to_send(
                 _limit_part(arrays, part, labels, rules.min_count)
             if f"{part}.{RANKED}" in arrays:
                 _zero_part(arrays, part, arrays[f"{part}.{RANKED}"] < rules.min_count)
-    for name, array in arrays.items():
-        if rules.level == "none" or (rules.level == "counts" and name.endswith(".histogram")):
-            array[...] = 0
-    device = next(iter(counts.values())).device if counts else None
-    return {name: torch.from_numpy(array).to(device) for name, array in arrays.items()}
+    if rules.level != "histograms":
+        for name, array in arrays.items():
+            if rules.level == "none" or name.endswith(".histogram"):
+                array[...] = 0
+    sent = {name: torch.from_numpy(array) for name, array in arrays.items()}
+    if all(t.is_cpu for t in counts.values()):
+        return sent
+    device = next(iter(counts.values())).device
+    return {name: t.to(device) for name, t in sent.items()}
 
 
 def limited_sums(rows: JudgedRows) -> dict[str, Tensor]:
@@ -102,10 +106,19 @@ def limited_sums(rows: JudgedRows) -> dict[str, Tensor]:
     if rows.task == "node_value":
         return {}
     if rows.task != "rating":
-        loss = node_loss(rows.logits, rows.y, rows.task).double().clamp(max=MOST_LOSS)
+        # In NumPy, which adds in the same order: torch takes several times as long for few rows.
+        node_losses = node_loss(rows.logits, rows.y, rows.task).detach().cpu().numpy()
+        loss = np.minimum(node_losses.astype(np.float64), MOST_LOSS)
+        val, group = rows.val.cpu().numpy(), rows.group.cpu().numpy()
+        by_part = {
+            part: np.bincount(group[in_part], loss[in_part], rows.groups)
+            for part, in_part in zip(PARTS, (val, ~val), strict=True)
+        }
         return {
-            f"{part}.loss": _round_to_steps(rows.sum_by_client(loss[in_part], in_part), LOSS_STEP)
-            for part, in_part in zip(PARTS, (rows.val, ~rows.val), strict=True)
+            f"{part}.loss": torch.from_numpy(np.round(total / LOSS_STEP) * LOSS_STEP).to(
+                rows.y.device
+            )
+            for part, total in by_part.items()
         }
     y = rows.y.double()
     lowest, highest = (
@@ -182,6 +195,8 @@ def _is_below_least(numbers: np.ndarray, least: int) -> np.ndarray:
 
 def _zero_part(arrays: Mapping[str, np.ndarray], part: str, clients: np.ndarray) -> None:
     """Set all fields of a part to 0 for some clients (C,) bool."""
+    if not clients.any():
+        return
     for name, array in arrays.items():
         if name.startswith(f"{part}."):
             array[clients] = 0
@@ -336,7 +351,7 @@ def _hit_problem(
         return f"at most as many known labels as {part} nodes, got more"
     if any(f"{part}.{name}" not in counts for name in HITS):
         return None
-    num_known, tp, fp, fn = (_with_merged(counts, part, name) for name in HITS)
+    num_known, tp, fp, fn = _with_merged(counts, part)
     of_class, predicted = tp + fn, tp + fp
     if (of_class > num_known).any() or (predicted > num_known).any():
         return f"at most as many hits and misses as known labels of {part} nodes, got more"
@@ -352,11 +367,15 @@ def _hit_problem(
     return None
 
 
-def _with_merged(counts: Mapping[str, np.ndarray], part: str, name: str) -> np.ndarray:
-    """Return counts (C, K + 1) int64 by class, and of all merged classes together."""
-    by_class = counts[f"{part}.{name}"].astype(np.int64)
-    merged = counts.get(f"{part}.{MERGED}.{name}", np.zeros(len(by_class), np.int64))
-    return np.concatenate([by_class, merged[:, None].astype(np.int64)], axis=1)
+def _with_merged(counts: Mapping[str, np.ndarray], part: str) -> np.ndarray:
+    """Return counts `HITS` (4, C, K + 1) int64 by class, and of all merged classes together."""
+    clients, classes = counts[f"{part}.{HITS[0]}"].shape
+    hits = np.zeros((len(HITS), clients, classes + 1), np.int64)
+    for number, name in enumerate(HITS):
+        hits[number, :, :-1] = counts[f"{part}.{name}"]
+        if (merged := counts.get(f"{part}.{MERGED}.{name}")) is not None:
+            hits[number, :, -1] = merged
+    return hits
 
 
 def _histogram_problem(part: str, counts: Mapping[str, np.ndarray], min_count: int) -> str | None:
@@ -364,11 +383,11 @@ def _histogram_problem(part: str, counts: Mapping[str, np.ndarray], min_count: i
     bins = counts.get(f"{part}.histogram")
     if bins is None:
         return None
-    small_bins = bins[(bins > 0) & (bins < min_count)]
-    if small_bins.size:
+    is_few = _is_below_least(bins, min_count)
+    if is_few.any():
         return (
             f"{part} histogram bins of 0 or at least {min_count} nodes, got one of "
-            f"{small_bins.min()}"
+            f"{bins[is_few].min()}"
         )
     num_known, tp, fn = (
         counts[f"{part}.{name}"].astype(np.int64) for name in ("known", "tp", "fn")

@@ -112,6 +112,27 @@ def test_sums_can_be_those_of_who_is_there(built: Built, early: bool) -> None:
     assert set(fed.away) == set(fed.ids)
 
 
+@pytest.mark.parametrize("together", [1, 2, 3])
+def test_answers_are_read_some_together(
+    built: Built, monkeypatch: pytest.MonkeyPatch, together: int
+) -> None:
+    """However many are, the same silos are dropped, and sums have the same bits."""
+
+    def answers() -> tuple[torch.Tensor, tuple[str, ...]]:
+        fed, links = session(*built, None, OPS, least=1)
+        fed.call(begin, {}, what=Kind.CONTROL, key=KEY)
+        links[fed.ids[0]].change = lambda _: b"garbage"
+        links[fed.ids[2]].change = lambda _: None
+        reply = fed.call(work, SCALE, what=Kind.WEIGHTS, key=KEY, reduce=Sum())
+        return reply["sum"].t, fed.away
+
+    expected, away = answers()
+    monkeypatch.setattr("silograph.federation.session.engine.READ_TOGETHER", together)
+    got, also_away = answers()
+    assert torch.equal(got, expected)
+    assert away == also_away == (built[0].ids[0], built[0].ids[2])
+
+
 def test_both_engines_give_the_same_bits_and_the_same_ledger(built: Built) -> None:
     block, route = built
     remote, links = session(block, route, None, OPS)

@@ -32,6 +32,7 @@ from silograph.federation.session.engine import (
     advise_on_resume,
     check_work,
     find_unusable,
+    measure_update,
 )
 from silograph.federation.session.events import Cause, Event, both, log_event
 from silograph.federation.session.identity import Register
@@ -425,3 +426,24 @@ def test_a_state_that_is_not_finite_is_not_saved(built: Built) -> None:
     with pytest.raises(ProtocolError, match=r"NaN or infinity for 'n' .*: round 1 is not saved"):
         fed.keep(1, ())
     assert worker._store._states == {}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("value", [1.0, -7.5, 0.0, math.inf, -math.inf, math.nan])
+def test_compiled_and_plain_measures_of_an_update_agree(dtype: torch.dtype, value: float) -> None:
+    pytest.importorskip("numba")
+    sent = {"weights/w": Shared(torch.linspace(-1, 1, 35, dtype=dtype).reshape(7, 5))}
+    new = sent["weights/w"].t[None] * 3 - 0.25
+    new[0, 4, 2] = value
+    reply = {"weights/w": Stacked(new), "n": Stacked(torch.ones(1))}
+    plain, unknown = measure_update(reply, sent, None, 0)
+    compiled, largest = measure_update(reply, sent, None, 0, compiled=True)
+    assert unknown == {}
+    assert plain is not None
+    assert compiled == pytest.approx(plain, rel=1e-12, nan_ok=True)
+    finite = math.isfinite(value)
+    assert largest == {"weights/w": float(new.abs().max()) if finite else math.inf}
+    for name, field in (("weights/w", Stacked(new[:, :6])), ("weights/v", Stacked(new))):
+        assert measure_update({name: field}, sent, None, 0, compiled=True) == (None, {})
+    without = {"weights/w": Stacked(new), "n": Stacked(torch.zeros(1))}
+    assert measure_update(without, sent, WeightedMean("n"), 0, compiled=True) == (None, {})

@@ -14,7 +14,7 @@ import statistics
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
 from types import MappingProxyType
@@ -41,9 +41,17 @@ from silograph.federation.base import (
     positions_of,
 )
 from silograph.federation.check import check_fields
+from silograph.federation.decoder import only_slice
 from silograph.federation.field_specs import extent_at_server
 from silograph.federation.fold import Reduction
-from silograph.federation.frame import RESULT, Envelope, count_sizes, decode, encode, frames
+from silograph.federation.frame import (
+    RESULT,
+    Envelope,
+    count_sizes,
+    decode_with_form,
+    encode,
+    frames,
+)
 from silograph.federation.ledger import Account, Ledger, Record
 from silograph.federation.program import BLANK, Call, Course
 from silograph.federation.secure.sizes import digest_of_names
@@ -316,7 +324,9 @@ class Answer:
         form: names, kinds and shapes of its fields, which all silos have alike.
         size: bytes of the frame.
         meter: its work.
-        update: see `update_norm`.
+        update: see `measure_update`.
+        largest: the largest number of fields by name, as far as it is known; infinite: NaN, or
+            infinity.
     """
 
     place: int
@@ -325,6 +335,7 @@ class Answer:
     size: int
     meter: Meter
     update: float | None = None
+    largest: Mapping[str, float] = field(default_factory=dict)
 
 
 def read_answer(
@@ -332,7 +343,7 @@ def read_answer(
 ) -> Answer:
     """Return the answer of a REPLY; raise `ProtocolError` where it is none to this call."""
     meter, frame = read_reply(body)
-    envelope, reply = decode(frame)
+    envelope, reply, form = decode_with_form(frame)
     if envelope != sent:
         raise ProtocolError(f"expected a reply of {sent.op}, got one of {envelope.op}")
     check_fields(reply, 1, f"reply of {sent.op}", rows=rows)
@@ -340,7 +351,6 @@ def read_answer(
     weight = reply.get(mean.by) if isinstance(mean, WeightedMean) else None
     if weight is not None and bool((weight.t < 0).any()):
         raise ProtocolError(f"expected a weight of at least 0 from {sent.op}, got less")
-    form = tuple((name, type(f), f.t.dtype, *f.t.shape[1:]) for name, f in sorted(reply.items()))
     return Answer(place, reply, form, len(frame), meter)
 
 
@@ -352,7 +362,7 @@ def check_work(meter: Meter, seconds: float, most: float | None = None) -> None:
         seconds: that the silo has taken.
         most: operations that a call can take; None if unknown.
     """
-    flops = sum(float(each.flops.sum()) for each in (meter, *meter.apart.values()))
+    flops = sum(float(each.totals().own.sum()) for each in (meter, *meter.apart.values()))
     if most is not None and flops > most:
         raise ProtocolError(
             f"expected work of at most {most:.4g} operations, by the model and the rows and edges "
@@ -365,30 +375,59 @@ def check_work(meter: Meter, seconds: float, most: float | None = None) -> None:
         )
 
 
-def update_norm(
-    reply: Payload, sent: Payload, reduce: Reduce | None, position: int
-) -> float | None:
+def measure_update(
+    reply: Payload, sent: Payload, reduce: Reduce | None, position: int, *, compiled: bool = False
+) -> tuple[float | None, dict[str, float]]:
     """Return the Euclidean norm of what a reply changes of the weights that were sent.
 
-    None where it has no weight in the mean, or its weights answer none of the same message.
+    None where it has no weight in the mean, or its weights answer none of the same message. Of
+    weights that are looked at for it, the largest number is returned as well, by name.
 
     Args:
         reply: one client's.
         sent: what it answers.
         reduce: how replies are folded, and read.
         position: of the client in the federation.
+        compiled: measure weights with the compiled kernel.
     """
     mean, decoder = fold_of(reduce), decoder_of(reduce)
     if isinstance(mean, WeightedMean) and mean.by in reply and not reply[mean.by].t.any():
-        return None
-    weight_names = (n for n in reply if n.startswith(WEIGHTS))
-    changes = [decoder.change(name, reply, sent.get(name), position) for name in weight_names]
-    norms = [
-        float(torch.linalg.vector_norm(change, dtype=torch.float64))
-        for change in changes
-        if change is not None
-    ]
-    return math.hypot(*norms) if norms else None
+        return None, {}
+    norms: list[float] = []
+    largest: dict[str, float] = {}
+    for name in (n for n in reply if n.startswith(WEIGHTS)):
+        if compiled and not decoder.holds_changes(name, reply):
+            start = decoder.start_of(name, reply, sent.get(name), position)
+            new = only_slice(reply[name])
+            if start is not None and start.dtype is new.dtype and new.dtype in BITS:
+                norm, largest[name] = _measure(new, start)
+                norms.append(norm)
+                continue
+        change = decoder.change(name, reply, sent.get(name), position)
+        if change is not None:
+            norms.append(float(torch.linalg.vector_norm(change, dtype=torch.float64)))
+    return (math.hypot(*norms) if norms else None), largest
+
+
+# Integers of as many bits.
+BITS: dict[torch.dtype, type[np.int32 | np.int64]] = {
+    torch.float32: np.int32,
+    torch.float64: np.int64,
+}
+
+
+def _measure(new: Tensor, old: Tensor) -> tuple[float, float]:
+    """Return the norm of what has changed, and the largest new number; see `Answer.largest`.
+
+    That is one pass over both, in place of four.
+    """
+    from silograph.federation.fold_kernel import measure_change
+
+    values, bits = new.numpy().reshape(-1), BITS[new.dtype]
+    mask = bits(np.iinfo(bits).max)
+    squares, most = measure_change(values, old.cpu().numpy().reshape(-1), values.view(bits), mask)
+    size = float(bits(most).view(values.dtype))
+    return math.sqrt(squares), size if math.isfinite(size) else math.inf
 
 
 def find_unusable(
@@ -410,7 +449,7 @@ def find_unusable(
     forms = Counter(answer.form for answer in answers)
     common = [form for form, n in forms.items() if n == max(forms.values())]
     different_form = [a.place for a in answers if len(common) > 1 or a.form != common[0]]
-    sizes = [_sizes(a.reply, reduce) for a in answers]
+    sizes = [_sizes(a.reply, reduce, a.largest) for a in answers]
     usual_size = statistics.median_low([weights for _, weights in sizes]) if sizes else 0.0
     most = FAR * max(1.0, usual_size)
     farthest = usual.most(a.update for a in answers)
@@ -429,28 +468,41 @@ def find_unusable(
     return dict.fromkeys(wild, Cause.NOT_FINITE) | dict.fromkeys(different_form, Cause.UNLIKE)
 
 
-def _sizes(reply: Payload, reduce: Reduce | None) -> tuple[float, float]:
+def _sizes(
+    reply: Payload, reduce: Reduce | None, largest: Mapping[str, float]
+) -> tuple[float, float]:
     """Return the size of the largest number of a reply: of all, and of rows and averaged weights.
 
     The first is a share of what is summed without overflow. Infinite: NaN, or infinity. A scale
     counts as the largest number that it gives. A reply without weight may hold anything.
+
+    Args:
+        reply: one client's.
+        reduce: how replies are folded, and read.
+        largest: numbers that are known already, see `Answer`.
     """
     mean = fold_of(reduce)
     averaged, decoder = isinstance(mean, WeightedMean), decoder_of(reduce)
     if isinstance(mean, WeightedMean) and mean.by in reply and not reply[mean.by].t.any():
         return 0.0, 0.0
     share = weights = 0.0
-    for name, field in reply.items():
-        if not field.t.is_floating_point() or not field.t.numel():
+    for name, value in reply.items():
+        if not value.t.is_floating_point() or not value.t.numel():
             continue
-        low, high = (float(t) for t in field.t.aminmax())
-        size = max(-low, high) if math.isfinite(low) and math.isfinite(high) else math.inf
+        size = _largest_number(value.t) if name not in largest else largest[name]
         scales = decoder.is_scale(name)
         size *= decoder.most_levels(name, reply) if scales else 1
-        share = max(share, size / _summable(field.t.dtype))
-        if isinstance(field, Ragged) or scales or (averaged and name.startswith(WEIGHTS)):
+        share = max(share, size / _summable(value.t.dtype))
+        if isinstance(value, Ragged) or scales or (averaged and name.startswith(WEIGHTS)):
             weights = max(weights, size)
     return share, weights
+
+
+def _largest_number(t: Tensor) -> float:
+    """Return the largest absolute value of numbers; infinite: NaN, or infinity."""
+    values = t.numpy()  # torch takes several times as long for the few numbers of most fields
+    low, high = float(values.min()), float(values.max())
+    return max(-low, high) if math.isfinite(low) and math.isfinite(high) else math.inf
 
 
 @lru_cache
@@ -458,6 +510,13 @@ def _summable(dtype: torch.dtype) -> float:
     """Return the largest number of which as many can be summed as there may be clients."""
     most = torch.finfo(dtype).max
     return most if dtype is torch.float16 else most / MOST_SUMMED
+
+
+def _score_sizes(answers: Sequence[Answer], *, rows: bool) -> np.ndarray:
+    """Return the bytes of scores in each answer, (k,) int64; without rows all have as many."""
+    measured = answers if rows else answers[:1]
+    sizes = [int(count_sizes(answer.reply, 1)[0]) for answer in measured]
+    return np.array(sizes if rows else sizes * len(answers))
 
 
 def join_replies(answers: Sequence[Answer], clients: int) -> dict[str, Field]:
@@ -487,6 +546,7 @@ def _complaint_of(error: ProtocolError) -> str | frozenset[str] | None:
 
 
 PAUSE = 0.1  # seconds between two looks at who is back
+READ_TOGETHER = 8  # answers that are awaited before they are read
 TRIES = 3  # for how often a round is done again: silos may be gone because of it
 NO_NODES: Mapping[str, Mapping[str, int]] = MappingProxyType({})
 Returned = Callable[[], Mapping[str, Peer]]
@@ -727,9 +787,7 @@ class Session:
         check_fields(inbox, len(positions), where, shared=True)
 
         # 1. Send the call to all attached clients, with a bound of each answer's length.
-        def most(place: int) -> int:
-            request = take_all(inbox, torch.tensor([place])) if agreed_call.rows else {}
-            return longest_reply(agreed_call, request, self._extents[int(positions[place])])
+        most = self._longest_replies(agreed_call, inbox, positions)
 
         layout = self._layout_of_sum(agreed_call, reduce, op, len(positions), rows=rows)
         called_peers = self._send(
@@ -748,8 +806,7 @@ class Session:
             )
 
         # 2. Read the answers in client order; a reply that breaks a rule drops its client.
-        def read(place: int, peer: Peer) -> Answer:
-            body = self._answer(peer, Type.REPLY)
+        def read(place: int, peer: Peer, body: bytes | memoryview) -> Answer:
             answer = read_answer(place, body, answer_envelope, reduce, rows=rows)
             request = take_all(inbox, torch.tensor([place]))
             agreed_call.check_reply(request, answer.reply, self._extents[int(positions[place])])
@@ -757,13 +814,15 @@ class Session:
             decoder_of(reduce).check_rows(answer.reply, position)
             bound = self._most_work[position]
             check_work(answer.meter, peer.took, None if bound is None else bound.of(request))
-            norm = update_norm(answer.reply, request, reduce, position)
+            norm, largest = measure_update(
+                answer.reply, request, reduce, position, compiled=self._compiled
+            )
             max_norm = self._limits.update_norm
             if norm is not None and max_norm is not None and not norm <= max_norm:
                 raise ProtocolError(
                     f"expected an update of norm {max_norm:g} at most, got {norm:.6g}"
                 )
-            return replace(answer, update=norm)
+            return replace(answer, update=norm, largest=largest)
 
         answers = self._collect_answers(envelope, called_peers, reduce, read)
         # 3. Stop, unless the call can continue with the answers there are.
@@ -775,7 +834,7 @@ class Session:
         # 4. Record bytes and work in the ledger, and reduce the replies.
         places = torch.tensor([answer.place for answer in answers], dtype=torch.int64)
         up = np.array([answer.size for answer in answers])
-        scores = np.array([int(count_sizes(answer.reply, 1)[0]) for answer in answers])
+        scores = _score_sizes(answers, rows=rows)
         works = [answer.meter.totals() for answer in answers]
         self._account.up(answer_envelope, positions[places], up, scores, works)
         if reduce is None:
@@ -784,6 +843,20 @@ class Session:
         for answer in answers:
             reduction.add(answer.reply, positions[answer.place : answer.place + 1])
         return reduction.result()
+
+    def _longest_replies(
+        self, call: Call, inbox: Payload, positions: Tensor
+    ) -> Callable[[int], int]:
+        """Return what gives the most bytes of a reply, by the place of the client in the call."""
+        if not call.rows:  # all replies are as long
+            longest = longest_reply(call, {}, self._extents[0])
+            return lambda _: longest
+
+        def most(place: int) -> int:
+            request = take_all(inbox, torch.tensor([place]))
+            return longest_reply(call, request, self._extents[int(positions[place])])
+
+        return most
 
     def _layout_of_sum(
         self, call: Call, reduce: Reduce | None, op: Op, called: int, *, rows: bool
@@ -967,14 +1040,14 @@ class Session:
         called_peers: list[tuple[int, Peer]] = []
         sizes = []
         names = [self.ids[position] for position in positions.tolist()]
-        called = digest_of_names([silo for silo in names if silo in self.peers])
+        called = b"" if by is None else digest_of_names([n for n in names if n in self.peers])
+        head = call_body(CallBody(name, key, rows, b"", by, called))
         for place, frame in enumerate(frames(envelope, inbox, len(positions))):
             peer = self.peers.get(names[place])
             if peer is not None:
                 about = Event(What.ASKED, peer.name, self._round, op=envelope.op, bytes=len(frame))
                 self._report(about)
-                body = call_body(CallBody(name, key, rows, frame, by, called))
-                peer.send(Type.CALL, body, most(place))
+                peer.send(Type.CALL, head, most(place), frame)
                 self._last_called[peer.name] = self._round
                 called_peers.append((place, peer))
                 sizes.append(len(frame))
@@ -987,17 +1060,30 @@ class Session:
         envelope: Envelope,
         called_peers: Sequence[tuple[int, Peer]],
         reduce: Reduce | None,
-        read: Callable[[int, Peer], Answer],
+        read: Callable[[int, Peer, bytes | memoryview], Answer],
     ) -> list[Answer]:
         """Return the usable answers in client order; drop the silos without one."""
         answers: list[Answer] = []
         peers = dict(called_peers)
-        for place, peer in called_peers:
-            try:
-                answers.append(read(place, peer))
-            except ProtocolError as error:  # lost, or no reply
-                cause = error.cause if isinstance(error, LostError) else Cause.GARBAGE
-                self._drop(peer, envelope.op, str(error), cause)
+
+        def drop(peer: Peer, error: ProtocolError) -> None:  # lost, or no reply
+            cause = error.cause if isinstance(error, LostError) else Cause.GARBAGE
+            self._drop(peer, envelope.op, str(error), cause)
+
+        # Some are read together: code is in the processor's caches then. Between two waits it is
+        # not, and takes several times as long.
+        for first in range(0, len(called_peers), READ_TOGETHER):
+            bodies: list[tuple[int, Peer, bytes | memoryview]] = []
+            for place, peer in called_peers[first : first + READ_TOGETHER]:
+                try:
+                    bodies.append((place, peer, self._answer(peer, Type.REPLY)))
+                except LostError as error:
+                    drop(peer, error)
+            for place, peer, body in bodies:
+                try:
+                    answers.append(read(place, peer, body))
+                except ProtocolError as error:
+                    drop(peer, error)
         bad = find_unusable(answers, reduce, self._usual.of(envelope.op))
         for place, cause in bad.items():
             reason = f"expected a reply of {envelope.op}, got one with {UNUSABLE[cause]}"

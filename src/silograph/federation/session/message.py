@@ -116,9 +116,9 @@ def object_of(data: bytes | memoryview, kind: Type = Type.DONE) -> dict[str, Any
     return facts
 
 
-def check_size(body: bytes | memoryview) -> None:
-    """Raise `FrameError` where the body of a message is too long to be sent."""
-    size = HEADER.size + len(body)
+def check_size(*body: bytes | memoryview) -> None:
+    """Raise `FrameError` where the body of a message, in parts, is too long to be sent."""
+    size = HEADER.size + sum(map(len, body))
     if size > MAX_MESSAGE_BYTES:
         raise FrameError(
             f"expected a message of at most {MAX_MESSAGE_BYTES:,} bytes, got {size:,}: take "
@@ -126,11 +126,16 @@ def check_size(body: bytes | memoryview) -> None:
         )
 
 
-def pack(message: Message) -> bytes:
-    """Return the bytes of a message; see `check_size`."""
-    check_size(message.body)
+def pack(message: Message, *more: bytes | memoryview) -> bytes:
+    """Return the bytes of a message; see `check_size`.
+
+    Args:
+        message: with the body, or its beginning.
+        more: the rest of the body: so a long frame is copied once.
+    """
+    check_size(message.body, *more)
     head = HEADER.pack(MAGIC, message.type, message.token, message.sequence)
-    return b"".join((head, message.body))
+    return b"".join((head, message.body, *more))
 
 
 def unpack(data: bytes | bytearray) -> Message:
@@ -242,7 +247,7 @@ def read_call(body: bytes | memoryview) -> CallBody:
 def reply_body(kind: Kind, meter: Meter, frame: bytes) -> bytes:
     """Return the body of a reply: the frame, and the work of one client (see `Meter`)."""
     own = [(kind, meter), *sorted(meter.apart.items())]
-    packed = [METER.pack(KINDS.index(k), float(m.flops[0])) for k, m in own]
+    packed = [METER.pack(KINDS.index(k), float(m.totals().own[0])) for k, m in own]
     return bytes([len(packed)]) + b"".join(packed) + frame
 
 

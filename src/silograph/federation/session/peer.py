@@ -88,11 +88,18 @@ class Peer:
         self._sent = 0.0
         self.took = 0.0  # seconds from the last message to its answer
 
-    def send(self, kind: Type, body: bytes, most: int = SHORT) -> None:
-        """Send the next message; `most`: bytes that its answer may have."""
+    def send(self, kind: Type, body: bytes, most: int = SHORT, frame: bytes = b"") -> None:
+        """Send the next message.
+
+        Args:
+            kind: its type.
+            body: of the message, or what stands before its frame.
+            most: bytes that its answer may have.
+            frame: of the message.
+        """
         self._sequence += 1
         self._sent = time.monotonic()
-        self._link.send(pack(Message(kind, self._token, self._sequence, body)), most)
+        self._link.send(pack(Message(kind, self._token, self._sequence, body), frame), most)
 
     def answer(self, kind: Type, seconds: float | None) -> bytes | memoryview:
         """Return the body of the answer to the last message.

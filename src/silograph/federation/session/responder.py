@@ -34,7 +34,6 @@ from silograph.federation.program import (
     Call,
     ScoredWeights,
     ScoringRules,
-    digest_of_weights,
 )
 from silograph.federation.secure.revealed import RevealedError
 from silograph.federation.secure.sums import SumError
@@ -211,19 +210,20 @@ class Responder:
         self._current_op = message.type.name.lower()
         try:
             try:
-                kind, body = self._do(message)
+                kind, body, *frames = self._do(message)
             except PolicyError:
                 raise
             except Exception as error:
                 reason = {"reason": self._refuse(error)}
                 kind, body = Type.REFUSED, facts_body({**reason, **complaint_of(error)})
+                frames = []
         except PolicyError as error:  # the silo's part in the run is over; states stay
             self.ended = one_line(error)
             with suppress(PolicyError):  # where the file cannot be written, the log has it
                 self.audit.record_refusal(self.ended)
             self._report(Event(What.DECLINED, self._name, self._round, reason=self.ended))
-            kind, body = Type.REFUSED, facts_body({"reason": self.ended})
-        return pack(Message(kind, self._token, message.sequence, body))
+            kind, body, frames = Type.REFUSED, facts_body({"reason": self.ended}), []
+        return pack(Message(kind, self._token, message.sequence, body), *frames)
 
     def _refuse(self, error: Exception) -> str:
         """Record and report why a request is not done; return the reason for the server.
@@ -255,12 +255,12 @@ class Responder:
                 "failed or told of a dismissal: the silo leaves the run"
             )
 
-    def _do(self, message: Message) -> tuple[Type, bytes]:
+    def _do(self, message: Message) -> tuple[Type, bytes, *tuple[bytes, ...]]:
         if self._is_over and message.type not in (*LAST_TYPES, Type.HEAD, Type.HEADS):
             raise ProtocolError(f"expected END after RESULT, got {message.type.name}")
         match message.type:
             case Type.CALL:
-                return Type.REPLY, self._call(read_call(message.body))
+                return Type.REPLY, *self._call(read_call(message.body))
             case Type.SHARE | Type.MASK | Type.CONFIRM | Type.UNMASK:
                 return Type.SUMMED, self._take_step(message)
             case Type.JOIN:
@@ -427,8 +427,8 @@ class Responder:
             prepared.course.check_state(state, prepared.extent)
         return state_of({name: moved(f, prepared.device) for name, f in state.items()})
 
-    def _call(self, call: CallBody) -> bytes:
-        """Run the next call of the program, and return the body of the answer.
+    def _call(self, call: CallBody) -> tuple[bytes, bytes]:
+        """Run the next call of the program, and return what `_run` does.
 
         Raises:
             ProtocolError: it is not the next one, or not as agreed.
@@ -462,14 +462,14 @@ class Responder:
             )
         agreed_call.check_inbox(inbox, extent, self._state)
         closes = course.closes(envelope.round, after)
-        digest = digest_of_weights(inbox)
+        digest = self._scored.digest(inbox)
         self._scored.check(agreed_call, envelope.round, digest, closes=closes)
         # 2. Do it; the server may not pass over what has failed.
         begins = course.advance(envelope.round, after)
         try:
             if begins:
                 self._bounds.check_repeats(self.audit.repeats_with(envelope.round))
-            body = self._run(prepared, call, agreed_call, envelope, inbox, begins=begins)
+            answer = self._run(prepared, call, agreed_call, envelope, inbox, begins=begins)
         except Exception as error:
             course.mark_failed()
             if prepared.private is None or isinstance(error, PolicyError):
@@ -481,7 +481,7 @@ class Responder:
                 **mistake("refused-by-policy", "differential privacy"),
             ) from None
         self._scored.record(agreed_call, envelope.round, digest, closes=closes)
-        return body
+        return answer
 
     def _run(
         self,
@@ -492,8 +492,12 @@ class Responder:
         inbox: Mapping[str, Field],
         *,
         begins: bool,
-    ) -> bytes:
-        """Run an op, check its reply, write it down, and return the body of the answer."""
+    ) -> tuple[bytes, bytes]:
+        """Run an op, check its reply, write it down, and return the answer.
+
+        Returns:
+            What stands before the frame, and the frame.
+        """
         if envelope.round != self._round:  # the round before is over here
             self._store.remember(self._round, self._state)
             self._round = envelope.round
@@ -542,15 +546,15 @@ class Responder:
             )
             sent_envelope, sent = self._summed.keys()
         frame = encode(sent_envelope, sent, 0)
-        body = reply_body(answer.kind, meter, frame)
-        check_size(body)
+        head = reply_body(answer.kind, meter, b"")
+        check_size(head, frame)
         self._bounds.check(answer.kind, self.audit.sent, len(frame))
         self.audit.record_reply(sent_envelope, sent, frame, begins=begins)
         self._state = new
         seconds = round(time.monotonic() - began, 6)
         about = replace(about, what=What.ANSWERED, bytes=len(frame), seconds=seconds)
         self._report(about)
-        return body
+        return head, frame
 
     def _take_step(self, message: Message) -> bytes:
         """Take the next step of a secure sum, and return the frame of the answer.

@@ -153,8 +153,9 @@ class StateStore:
     def _run_folder(self) -> Path:
         """Return the folder of the run, which only its owner may read."""
         assert self._folder is not None  # asked where there is one
-        make_private(self._folder.path.parent)
-        make_private(self._folder.path)
+        if not self._folder.path.is_dir():
+            make_private(self._folder.path.parent)
+            make_private(self._folder.path)
         return self._folder.path
 
     def remember(self, number: int, state: State) -> None:

@@ -77,6 +77,9 @@ KEEPALIVE = 5000  # ms between pings, and to wait for the answer
 OPTIONS = [
     ("grpc.max_send_message_length", CHUNK),
     ("grpc.max_receive_message_length", CHUNK),  # longer ones are refused by their first bytes
+    # A message of weights travels in few frames and writes, not in 16 KiB and 64 KiB.
+    ("grpc.http2.max_frame_size", 2**20),
+    ("grpc.http2.write_buffer_size", 2**20),
     ("grpc.compression_enabled_algorithms_bitset", 1),  # none: a few bytes stay a few
     ("grpc.keepalive_time_ms", KEEPALIVE),
     ("grpc.keepalive_timeout_ms", KEEPALIVE),
