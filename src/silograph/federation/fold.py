@@ -206,6 +206,14 @@ class Fold:
 
     def _equal(self, bases: Tensor, other: Tensor) -> np.ndarray:
         """Return which bases (G, R, ...) equal another (R, ...), (G,) bool."""
+        if len(bases) == 1 and bases.data_ptr() == other.data_ptr():
+            base = bases[0]
+            if (base.shape, base.stride(), base.dtype) == (
+                other.shape,
+                other.stride(),
+                other.dtype,
+            ):
+                return np.ones(1, bool)  # they are one and the same
         if not (self._compiled and bases.dtype is other.dtype and other.dtype in COMPILED):
             # In NumPy: torch takes several times as long to see whether all of many are true.
             same = (bases == other).cpu().numpy().reshape(len(bases), -1)

@@ -9,7 +9,9 @@ J: batches. C: clients. b: rows of a batch. e: edges. S: halo slots. W: widths o
 together.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 import numpy as np
 import torch
@@ -38,6 +40,7 @@ from silograph.nn.kernels import arrays
 from silograph.nn.kernels import stored as kernels
 from silograph.nn.kernels.first_stage import WantedRows, first_stage
 from silograph.nn.model import scales_of
+from silograph.nn.optim import Optimizer
 from silograph.nn.stored_batches import BatchRows, DrawnBatches, Edges
 from silograph.nn.stored_rows import (
     STEPS,
@@ -227,8 +230,7 @@ def check_fields(
         n: (used, model.weight_shapes[n][-1]) for n in model.first_maps
     }
     shapes[FLAT] = (clients, sum(later))
-    moments = {name.partition("/")[0] for name in training.optimizer.init({"": torch.zeros(1)})}
-    kinds = [KINDS[0], *(f"memory/{moment}" for moment in moments if moment != STEPS)]
+    kinds = [KINDS[0], *_kinds_of_moments(training.optimizer)]
     expected = {f"{kind}/{name}": shape for kind in kinds for name, shape in shapes.items()}
     expected |= {f"{MOVES}/{name}": (used,) for name in model.first_maps}
     expected[STEPS] = (clients,)
@@ -248,6 +250,12 @@ def check_fields(
             f"{expected.get(misfit)} and the run's dtype, got {shapes_found.get(misfit)}: they are "
             "of another model, optimizer or block"
         )
+
+
+@lru_cache(maxsize=64)
+def _kinds_of_moments(optimizer: Optimizer) -> Sequence[str]:
+    moments = {name.partition("/")[0] for name in optimizer.init({"": torch.zeros(1)})}
+    return tuple(f"memory/{moment}" for moment in moments if moment != STEPS)
 
 
 def _dtype_of(marks: str) -> torch.dtype:

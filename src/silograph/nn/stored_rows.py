@@ -20,7 +20,7 @@ send. I, O: width before and after a stage.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import cached_property
 from typing import cast
 
 import torch
@@ -44,6 +44,7 @@ from silograph.nn.fit import (
     put_all,
     start_fields,
     starts_compact,
+    stays_without_data,
     untouched_rows_after,
 )
 from silograph.nn.forward import Staged, after_dropout, leave
@@ -696,15 +697,19 @@ def finish_training(
     """
     base_of_client = torch.zeros(block.num_clients, dtype=torch.int64, device=block.off.device)
     weights: dict[str, Stacked | Patched] = {}
+
+    def path(start: Tensor, steps: int) -> Tensor:
+        """Return rows after steps without data; the start itself, which is not written to."""
+        if stays_without_data(training, start, steps):
+            return start
+        return untouched_rows_after(training, start, steps)
+
     for name, w in weights_of(fields).items():
         if isinstance(fields[f"weights/{name}"], Stacked):
             weights[name] = Stacked(w)
         else:
             assert isinstance(block.x, SparseRows)  # only then are there used rows
-            start, path = (
-                from_bases(base[name][None], base_of_client),
-                partial(untouched_rows_after, training),
-            )
+            start = from_bases(base[name][None], base_of_client)
             flops = training.flops[name]
             weights[name] = patched(path, start, w, block.x, fields[STEPS].t, flops)
     return weights
