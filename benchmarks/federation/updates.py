@@ -33,7 +33,7 @@ from silograph.core.payload import Patched, Payload, Stacked, State, take_all
 from silograph.experiment.run.result import Result
 from silograph.federation.base import Op, positions_of
 from silograph.federation.in_process import InProcess
-from silograph.federation.session.engine import FAR_UPDATE, WEIGHTS, UsualUpdate, update_norm
+from silograph.federation.session.engine import FAR_UPDATE, WEIGHTS, UsualUpdate, measure_update
 from silograph.graph.block.block import ClientBlock
 from silograph.graph.graph import Graph
 from silograph.methods import METHODS
@@ -96,7 +96,7 @@ class Watched:
         ) -> tuple[State, Payload]:
             sent = take_all(inbox, torch.tensor([len(norms)]))
             state, reply = op(cfg, block, state, given, key)
-            norm = update_norm(reply, sent, how.get("reduce"), positions[len(norms)])
+            norm = measure_update(reply, sent, how.get("reduce"), positions[len(norms)])[0]
             if self._lie and norm and positions[len(norms)] == len(self._fed.ids) - 1:
                 others = [n for n in norms if n is not None]
                 usual = self._seen.before[op.__name__].most(others) / FAR_UPDATE
