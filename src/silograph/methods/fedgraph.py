@@ -1048,9 +1048,6 @@ def _half(
 # --- The step on a batch (eq. 5, 6) --------------------------------------------------------------
 
 
-# --- The step on a batch (eq. 5, 6) --------------------------------------------------------------
-
-
 def objective(
     clients: FedGraphClients,
     state: RoundState,
