@@ -27,7 +27,7 @@ PLAIN_NAMES = {
     "train": "training",
     "train_flow": "training with chosen neighbors",
     "train_stored": "training with stored rows",
-    "first_stage": "rows that are sent",
+    "first_stage": "outputs of the first layer",
     "predict": "predictions",
     "untouched_rows_after": "optimizer",
     "kept_rows_after": "kept optimizers",
@@ -39,6 +39,7 @@ PLAIN_NAMES = {
     "add_slices": "sums of weights",
     "add_patched": "sums of weights in parts",
     "compare": "comparison of weights",
+    "measure_change": "norms of updates",
 }
 # The second event spans a compilation, or the loading of one from the cache, for each signature.
 COMPILE, COMPILER_LOCK = "numba:compile", "numba:compiler_lock"
@@ -407,6 +408,13 @@ def clear(rows: Array) -> None:
     for i in range(rows.shape[0]):
         for j in range(rows.shape[1]):
             rows[i, j] = 0
+
+
+@compiled
+def clear_row(row: Array) -> None:
+    """Fill a row (d,) with 0."""
+    for j in range(row.shape[0]):
+        row[j] = 0
 
 
 @compiled

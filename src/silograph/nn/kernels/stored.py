@@ -30,6 +30,7 @@ from silograph.nn.kernels.arrays import (
     add_rows,
     allocating,
     clear,
+    clear_row,
     compiled,
     copy,
     kernel,
@@ -96,23 +97,24 @@ class TrainingArrays(NamedTuple):
     weights: Trained
     first: Trained  # moments, which Adam does not read before its first step; or velocities
     second: Trained
-    moves: Array  # (U,) bool, rows that moments move; moments of others may hold anything
-    root_moves: Array  # (U,) of the second matrix
+    moves: Array  # (U,) bool, rows with moments; those of other rows are uninitialized memory
+    root_moves: Array  # (U,) bool, the same for the second matrix
     steps: Array  # (C,) taken so far
 
 
 class FirstMatrix(NamedTuple):
-    """A first matrix of a client in training.
+    """A matrix of a client in training that features are multiplied with.
 
-    Rows that only their moments move wait until a batch reads them, or until the last batch is
-    done: then they take all their steps while they are in the cache.
+    A row with moments moves in every step, also where its gradient is 0. Such steps are put off
+    until a batch reads the row, or until the last batch: then the row takes all of them while it is
+    in the processor's cache.
     """
 
     weights: Array  # (u, D)
     first: Array  # (u, D) moments, or velocities
     second: Array
-    moves: Array  # (u,) bool
-    done: Array  # (u,) steps of the client that each row has taken, moved or not
+    moves: Array  # (u,) bool, rows with moments
+    done: Array  # (u,) number of the last step that each row has taken, whether it moved or not
 
 
 class Memory(NamedTuple):
@@ -125,9 +127,9 @@ class Memory(NamedTuple):
     grad: Array  # (2, m * widest)
     flat: Array  # (P,)
     rows: Array  # (u, D)
-    done: Array  # (2, u) steps that rows of the first matrices have taken
-    nothing: Array  # (D,) zeros
-    factors: Array  # (2, N) float64 of Adam for N batches: step t has number t modulo N
+    done: Array  # (2, u) for `FirstMatrix.done` of the two first matrices
+    zeros: Array  # (D,) a gradient of 0
+    factors: Array  # (2, N) float64, `adam_factors` of N steps: those of step t at t modulo N
     start: Array  # (m,) entries of sparse features
     end: Array
     words: Array  # random words of dropout
@@ -166,7 +168,7 @@ def memory(
         flat=np.empty(w.flat.shape[1], dtype),
         rows=np.empty((used, w.first.shape[1]), dtype),
         done=np.empty((2, used), np.int64),
-        nothing=np.zeros(w.first.shape[1], dtype),
+        zeros=np.zeros(w.first.shape[1], dtype),
         factors=np.empty((2, batch.end - batch.begin)),
         start=np.empty(m, np.int64),
         end=np.empty(m, np.int64),
@@ -258,9 +260,9 @@ def forward(
     key: Any,
     s: Memory,
 ) -> None:
-    """Fill `s.out` with the logits of a batch, and `s.h` with what led to them.
+    """Fill `s.out` with the logits of a batch, and `s.h` with the inputs of all layers.
 
-    Its features are there, from `gather_features`.
+    `gather_features` has filled in the features.
     """
     a, lo, hi = rows.off[g], batch.off[i], batch.off[i + 1]
     size, most, last = hi - lo, s.out.shape[0], shape.layers - 1
@@ -323,49 +325,44 @@ def stay_without_data(steps: StepRule) -> bool:
 
 
 @compiled
-def zero(row: Array) -> None:
-    """Set all values (D,) to 0."""
-    for h in range(row.shape[0]):
-        row[h] = 0
-
-
-@compiled
-def step_row(of: FirstMatrix, row: int, g: Array, steps: StepRule, t: int, factors: Array) -> None:
+def step_row(
+    matrix: FirstMatrix, row: int, g: Array, steps: StepRule, t: int, factors: Array
+) -> None:
     """Take step number t of a row along its gradient g (D,)."""
-    p, m = of.weights[row], of.first[row]
+    p, m = matrix.weights[row], matrix.first[row]
     if steps.adam:
         number = t % factors.shape[1]
-        adam_step(p, g, m, of.second[row], steps, t, factors[0, number], factors[1, number])
+        adam_step(p, g, m, matrix.second[row], steps, t, factors[0, number], factors[1, number])
     else:
         sgd(p, g, m, steps, t)
 
 
 @compiled
-def catch_up(of: FirstMatrix, row: int, steps: StepRule, t: int, s: Memory) -> None:
-    """Take the steps of a row up to number t, which had no gradient for it."""
-    if of.moves[row]:
-        for number in range(of.done[row], t):
-            step_row(of, row, s.nothing, steps, number + 1, s.factors)
-    of.done[row] = t
+def catch_up(matrix: FirstMatrix, row: int, steps: StepRule, t: int, s: Memory) -> None:
+    """Take the steps of a row up to number t that it has not taken; its gradient was 0 in them."""
+    if matrix.moves[row]:
+        for number in range(matrix.done[row], t):
+            step_row(matrix, row, s.zeros, steps, number + 1, s.factors)
+    matrix.done[row] = t
 
 
 @compiled
 def catch_up_read(
-    x: InputArrays, of: FirstMatrix, m: int, steps: StepRule, t: int, s: Memory
+    x: InputArrays, matrix: FirstMatrix, m: int, steps: StepRule, t: int, s: Memory
 ) -> None:
-    """Do so with the rows that the first m rows of a batch read."""
+    """Take the steps up to number t of the weights' rows that m rows of features read."""
     for j in range(m):
         for e in range(s.start[j], s.end[j]):
-            if of.done[x.col[e]] < t:
-                catch_up(of, x.col[e], steps, t, s)
+            if matrix.done[x.col[e]] < t:
+                catch_up(matrix, x.col[e], steps, t, s)
 
 
 @compiled
-def catch_up_all(of: FirstMatrix, steps: StepRule, t: int, s: Memory) -> None:
-    """Do so with all rows."""
-    for row in range(of.moves.shape[0]):
-        if of.moves[row]:
-            catch_up(of, row, steps, t, s)
+def catch_up_all(matrix: FirstMatrix, steps: StepRule, t: int, s: Memory) -> None:
+    """Take the steps up to number t of all rows."""
+    for row in range(matrix.moves.shape[0]):
+        if matrix.moves[row]:
+            catch_up(matrix, row, steps, t, s)
 
 
 @compiled
@@ -373,39 +370,41 @@ def step_first(
     x: InputArrays,
     shape: ModelShape,
     gz: Array,
-    of: FirstMatrix,
+    matrix: FirstMatrix,
     steps: StepRule,
     t: int,
     s: Memory,
 ) -> None:
     """Take step number t of a first matrix along its gradient, the transposed features times gz."""
-    grad, m = s.rows[: of.weights.shape[0]], gz.shape[0]
+    grad, m = s.rows[: matrix.weights.shape[0]], gz.shape[0]
     if x.dense.shape[0] > 0:
         product(entering(shape, 0, m, s.out.shape[0], s)[0].T, gz, grad)
     elif stay_without_data(steps):
-        # A batch has few of the client's features: other rows stay until their first gradient.
-        has_moments, done = steps.adam or steps.beta1 > 0, of.done
+        # Only rows that the batch reads have a gradient; `done` marks them. Moments begin with 0 at
+        # the first gradient of a row.
+        has_moments, done = steps.adam or steps.beta1 > 0, matrix.done
         starts, ends, col = s.start, s.end, x.col
         for j in range(m):
             for e in range(starts[j], ends[j]):
                 done[col[e]] = t
         for row in range(done.shape[0]):
             if done[row] == t:
-                zero(grad[row])
-                if has_moments and not of.moves[row]:
-                    of.moves[row] = True
-                    zero(of.first[row])
+                clear_row(grad[row])
+                if has_moments and not matrix.moves[row]:
+                    matrix.moves[row] = True
+                    clear_row(matrix.first[row])
                     if steps.adam:
-                        zero(of.second[row])
+                        clear_row(matrix.second[row])
         add_back(starts[:m], ends[:m], col, x.value, gz, grad)
         for row in range(done.shape[0]):
             if done[row] == t:
-                step_row(of, row, grad[row], steps, t, s.factors)
+                step_row(matrix, row, grad[row], steps, t, s.factors)
         return
     else:
         clear(grad)
         add_back(s.start[:m], s.end[:m], x.col, x.value, gz, grad)
-    p, m1, m2 = of.weights.reshape(-1), of.first.reshape(-1), of.second.reshape(-1)
+    p, m1 = matrix.weights.reshape(-1), matrix.first.reshape(-1)
+    m2 = matrix.second.reshape(-1)
     step(p, grad.reshape(-1), p, m1, m2, steps, t)
 
 
@@ -524,7 +523,7 @@ def train_range(
 ) -> None:
     """Do what `train_stored` does, in memory that is there."""
     counts, stay = clients.steps, stay_without_data(steps)
-    # Velocities go on from what they are; Adam's moments begin with step 1.
+    # Velocities are filled in already. `sgd` would clear them in step 1, so its count begins at 2.
     later = 0 if steps.adam else 1
     for k in range(k0, k1):
         g, lo, hi = called.position[k], called.used_off[k], called.used_off[k + 1]
