@@ -44,10 +44,10 @@ def test_batches_draw_together_what_each_draws_alone(
             first += len(part)
     assert sorted(set(drawn.slots(range(1)).tolist())) == slots[3].tolist()
     assert sorted(set(drawn.slots(range(3)).tolist())) == torch.cat(slots[3:]).unique().tolist()
-    assert drawn.place_of(keys[1], 2, whole) == range(1, 3)
-    assert drawn.place_of(keys[1], 3, whole) is None
-    assert drawn.place_of(Key.of(1), 1, whole) is None
-    assert drawn.place_of(keys[0], 3, whole + 1) is None
+    assert drawn.find_range(keys[1], 2, whole) == range(1, 3)
+    assert drawn.find_range(keys[1], 3, whole) is None
+    assert drawn.find_range(Key.of(1), 1, whole) is None
+    assert drawn.find_range(keys[0], 3, whole + 1) is None
     # Some of the batches are those that are drawn without the others.
     last = BatchRows.of(
         torch.cat(parts[1:]),
@@ -57,7 +57,7 @@ def test_batches_draw_together_what_each_draws_alone(
         2,
     )
     expected_part = draw_batches((alone, around), last, count, keys[1:])
-    found = drawn.part(range(1, 3))
+    found = drawn.select(range(1, 3))
     assert found.keys == expected_part.keys
     assert (found.around is found.alone) == (expected_part.around is expected_part.alone)
     for of in ("rows", "alone", "around"):

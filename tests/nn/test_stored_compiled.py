@@ -18,7 +18,7 @@ from silograph.nn.optim import Adam
 from together import blank_rows, model_of
 
 pytest.importorskip("numba")
-from silograph.nn.stored_compiled import leaving_first, pack_weights
+from silograph.nn.stored_compiled import compute_first_outputs, pack_weights
 
 
 @pytest.mark.parametrize("hidden", [6, 16, 48])
@@ -53,7 +53,7 @@ def test_rows_of_owners_are_those_of_torch(
             model, stored_rows.weights_of(held), block, features_for(block, True), batch, stored
         )
     with metered(block.num_clients) as compiled_work:
-        found = leaving_first(model, block, packed, rows, off)
+        found = compute_first_outputs(model, block, packed, rows, off)
     assert found is not None
     torch.testing.assert_close(found, expected[1], rtol=1e-5, atol=1e-6)
     assert compiled_work.flops.tolist() == work.flops.tolist()
@@ -70,4 +70,7 @@ def test_torch_does_what_kernels_do_not(
         weights = shape.init_weights(Key.of(3), dtype)
         held = stored_rows.start_training(model, training, block, weights, None, compact=True)
         packed = pack_weights(model, held, fresh=True)
-        assert leaving_first(model, block, packed, torch.arange(2), torch.tensor([0, 2, 2])) is None
+        assert (
+            compute_first_outputs(model, block, packed, torch.arange(2), torch.tensor([0, 2, 2]))
+            is None
+        )

@@ -36,7 +36,8 @@ Where the lines of algorithm 1 are:
     11         `begin_training`                  change of each node's loss
     12, 14     `draw_nodes`, `probabilities`     nodes drawn by importance, eq. 8
     15         `first_batches`, `slots_to_fetch` when, and what, a client fetches
-    16         `serve`                           rows are computed, at their owners
+    16         `serve`, `rows_entering`          rows are computed, at their owners;
+                                                 compiled `kernels.first_stage`
     17         `store_and_train`, `take_step_`   rows of others and own rows are stored
     13, 18     `take_steps`                      steps on batches that read stored rows;
                                                  eq. 6 itself: `stored_rows.batch_pass`,
@@ -483,7 +484,10 @@ def models_in(cfg: Config, training: Mapping[str, Stacked | Ragged]) -> Training
 
 
 def pack_for_training(cfg: Config, models: TrainingFields, *, fresh: bool) -> TrainingFields:
-    """Return models before their first step, maybe a fresh optimizer's, in the form of training."""
+    """Return models before their first step in the form of training.
+
+    `fresh`: whether their optimizers have taken no step either.
+    """
     if not is_compiled(cfg):
         return models
     from silograph.nn import stored_compiled
@@ -520,7 +524,8 @@ def begin_training(clients: FedAISClients, state: ClientState, request: RoundSta
         weights,
         memory,
         compact=is_compact,
-        unread=is_compiled(cfg) and isinstance(cfg.optimizer, Adam),
+        # The kernels of Adam write the moments of a row in its first step, and read them later.
+        skip_zeros=is_compiled(cfg) and isinstance(cfg.optimizer, Adam),
     )
     logits, entered = whole_pass(clients, state, weights, block.x)
     losses = train_losses(clients, logits)
@@ -556,17 +561,17 @@ def whole_pass(
     state: pull.History,
     weights: Mapping[str, Tensor],
     x: Rows,
-    first: Tensor | None = None,
+    first_outputs: Tensor | None = None,
 ) -> tuple[Tensor, dict[int, Tensor]]:
     """Return logits (n, K) of all own rows, and what enters stages; slots' rows are as stored.
 
-    `first` (n, O) is what leaves the first stage, if that is worked out already.
+    `first_outputs` (n, O): those of the first stage, if they are computed already.
     """
     block, model = clients.block, divisible(clients.cfg.model)
     stored = state.readable(halo=reads_halo(clients.cfg))
     batch = stored_rows.whole_batch(block, surroundings_of(clients), stored)
     with torch.no_grad():
-        return stored_rows.batch_pass(model, weights, block, x, batch, stored, None, first)
+        return stored_rows.batch_pass(model, weights, block, x, batch, stored, None, first_outputs)
 
 
 def train_losses(clients: FedAISClients, logits: Tensor) -> Tensor:
@@ -836,9 +841,9 @@ def slots_to_fetch(
     if cfg.options.halo == "all":
         slots = torch.arange(len(block.halo.key), device=block.off.device)
     elif is_compiled(cfg):
-        drawn, places = compiled_batches(clients, state, numbers)
-        places = places if cfg.options.halo == "held" else places[:1]
-        slots = torch.from_numpy(np.unique(drawn.slots(places)))
+        drawn, batch_range = compiled_batches(clients, state, numbers)
+        batch_range = batch_range if cfg.options.halo == "held" else batch_range[:1]
+        slots = torch.from_numpy(np.unique(drawn.slots(batch_range)))
     else:
         numbers = numbers if cfg.options.halo == "held" else numbers[:1]
         slots = torch.cat([drawn_slots(clients, state, n) for n in numbers]).unique()
@@ -891,16 +896,16 @@ def serve(
     return replace(state, **vars(last)), reply
 
 
-def leaving_first(
+def compute_first_outputs(
     clients: FedAISClients, training: Mapping[str, Stacked | Ragged], rows: Tensor, off: Tensor
 ) -> Tensor | None:
-    """Return what leaves the first stage of rows (b,) by the compiled kernel, if that can do it."""
+    """Compute the outputs (b, O) of the first stage for rows (b,) by the kernel; None: it cannot."""
     if not is_compiled(clients.cfg):
         return None
     from silograph.nn import stored_compiled  # numba takes a while to import
 
     model = divisible(clients.cfg.model)
-    return stored_compiled.leaving_first(model, clients.block, dict(training), rows, off)
+    return stored_compiled.compute_first_outputs(model, clients.block, dict(training), rows, off)
 
 
 def rows_entering(
@@ -913,9 +918,9 @@ def rows_entering(
     """Return what enters each stored stage of rows (b,), with the weights in training."""
     cfg, block, model = clients.cfg, clients.block, divisible(clients.cfg.model)
     if stored_rows.stored_stages(model) == (1,):
-        first = leaving_first(clients, training, rows, off)
-        if first is not None:
-            return {1: first}
+        first_outputs = compute_first_outputs(clients, training, rows, off)
+        if first_outputs is not None:
+            return {1: first_outputs}
     models = models_in(cfg, training)
     stored, around = state.readable(halo=reads_halo(cfg)), surroundings_of(clients)
     later = len(stored_rows.stored_stages(model)) > 1
@@ -1077,12 +1082,14 @@ def take_steps_compiled_(
 
     cfg, block = clients.cfg, clients.block
     model, stored = divisible(cfg.model), readable_rows(clients, state)
-    drawn, places = compiled_batches(clients, state, numbers)
+    drawn, batch_range = compiled_batches(clients, state, numbers)
     known = stored.known.numpy()
-    if known[drawn.slots(places)].all():  # as they mostly are: then all are made ready once
+    # 1. The batches with their senders. Slots without a received row do not send. Mostly there are
+    # none: then senders do not change in the round, and are worked out once for all its batches.
+    if known[drawn.slots(batch_range)].all():
         known = np.ones_like(known)
     else:
-        drawn, places = drawn.part(places), range(len(numbers))
+        drawn, batch_range = drawn.select(batch_range), range(len(numbers))
     cached = block.memo.get("batches with senders")
     if not isinstance(cached, tuple) or cached[0] is not drawn:
         share = loss_shares(state, drawn.rows, dtype_of(block))
@@ -1090,17 +1097,19 @@ def take_steps_compiled_(
         block.memo["batches with senders"] = cached
     batches = cached[1]
     assert isinstance(batches, stored_compiled.TrainingBatches)
+    # 2. The steps.
     losses = stored_compiled.train_(
-        model, cfg.training, block, dict(state.training), batches, places, stored
+        model, cfg.training, block, dict(state.training), batches, batch_range, stored
     )
-    # What `add_to_sums_` does, batch after batch.
-    clients_of = slice(places.start * block.num_clients, places.stop * block.num_clients + 1)
-    off, slot_off = batches.arrays.off[clients_of], batches.arrays.later.slot_off[clients_of]
+    # 3. What `add_to_sums_` does, batch after batch.
+    first, end = batch_range.start * block.num_clients, batch_range.stop * block.num_clients
+    off = batches.arrays.off[first : end + 1]
+    slot_off = batches.arrays.later.slot_off[first : end + 1]
     slots = batches.slots[slot_off[0] : slot_off[-1]]
     number = np.repeat(batches_before + np.array(numbers), block.num_clients)
     counts, slot_counts = np.diff(off), np.diff(slot_off)
     ages = np.repeat(number, slot_counts) - state.received_at.t.numpy()[slots]
-    parts = _sums(losses, counts), counts, _sums(ages, slot_counts), slot_counts
+    parts = _sum_runs(losses, counts), counts, _sum_runs(ages, slot_counts), slot_counts
     sums = state.sums.t.numpy()
     for batch in np.stack(parts, axis=1).astype(np.float64).reshape(len(numbers), *sums.shape):
         sums += batch
@@ -1116,29 +1125,30 @@ def loss_shares(nodes: DrawnNodes, rows: BatchRows, dtype: torch.dtype) -> Tenso
     return torch.repeat_interleave(1 / counts.to(dtype), counts)
 
 
-def _sums(values: np.ndarray, counts: np.ndarray) -> np.ndarray:
-    """Return the sums of runs with these counts (k,), added up in order, (k,) float64."""
+def _sum_runs(values: np.ndarray, counts: np.ndarray) -> np.ndarray:
+    """Return the sums of runs of values, as long as counts (k,), added in order, (k,) float64."""
     return np.bincount(np.repeat(np.arange(len(counts)), counts), values, len(counts))
 
 
-AT_ONCE = 2**17  # edges of batches that are drawn together: so few take little memory
+EDGES_AT_ONCE = 2**17  # the most edges of batches that are drawn together, to limit memory
 
 
 def compiled_batches(
     clients: FedAISClients, nodes: DrawnNodes, numbers: range
 ) -> tuple[DrawnBatches, range]:
-    """Return batches with their edges, and which of them `numbers` are.
+    """Return batches with their edges, and which of them have these numbers in the round.
 
-    Those of a round are drawn once, together where they are small.
+    All batches of a round are drawn together if they have few edges, and are cached.
     """
     cfg, block, sample = clients.cfg, clients.block, nodes.sample.t
     cached = block.memo.get("drawn batches")
     if isinstance(cached, DrawnBatches):
         first_key = clients.key.fold("batch", numbers.start)
-        if (places := cached.place_of(first_key, len(numbers), sample)) is not None:
-            return cached, places
+        batch_range = cached.find_range(first_key, len(numbers), sample)
+        if batch_range is not None:
+            return cached, batch_range
     edges = len(sample) * cfg.schedule.epochs * cfg.options.drawn
-    together = range(num_batches(cfg)) if 0 < edges <= AT_ONCE else numbers
+    together = range(num_batches(cfg)) if 0 < edges <= EDGES_AT_ONCE else numbers
     keys = tuple(clients.key.fold("batch", number) for number in together)
     graphs = stored_rows.surroundings(block, halo=False), surroundings_of(clients)
     rows, off, places_in_sample = rows_of_batches(cfg, block, nodes, together)
@@ -1267,8 +1277,9 @@ def finish_training(clients: FedAISClients, state: RoundState) -> tuple[ClientSt
     with work_for(Kind.EVALUATION):
         x = features_for(block, stored_rows.is_compact(models))
         rows = torch.arange(len(block.row_key), device=block.off.device)
-        first = leaving_first(clients, state.training, rows, block.off)
-        logits, _entered = whole_pass(clients, state, stored_rows.weights_of(models), x, first)
+        first_outputs = compute_first_outputs(clients, state.training, rows, block.off)
+        weights = stored_rows.weights_of(models)
+        logits, _entered = whole_pass(clients, state, weights, x, first_outputs)
     start = {name: w.t[0] for name, w in state.start_weights.items()}
     squared_moves = squared_move(block, models, start) if reports_moves(cfg) else None
     trained = stored_rows.finish_training(cfg.training, block, models, start)

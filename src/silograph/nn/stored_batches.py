@@ -59,14 +59,14 @@ class Edges:
     node: np.ndarray
     share: np.ndarray
 
-    def of_rows(self, first: int, end: int) -> slice:
-        """Return the places of the edges that rows first to end receive."""
+    def slice_of_rows(self, first: int, end: int) -> slice:
+        """Return the slice of the edges that rows first to end receive."""
         a, b = np.searchsorted(self.position, [first, end]).tolist()
         return slice(a, b)
 
-    def part(self, first: int, end: int) -> "Edges":
-        """Return the edges of rows first to end alone."""
-        at = self.of_rows(first, end)
+    def select_rows(self, first: int, end: int) -> "Edges":
+        """Return the edges that rows first to end receive."""
+        at = self.slice_of_rows(first, end)
         return Edges(self.position[at] - first, self.node[at], self.share[at])
 
 
@@ -133,42 +133,48 @@ class DrawnBatches:
 
     @property
     def clients(self) -> int:
-        """C."""
+        """Number of clients, C."""
         return (len(self.rows.off) - 1) // len(self.keys)
 
-    def place_of(self, key: Key, count: int, sample: Tensor) -> range | None:
-        """Return which are `count` batches of a sample (m,) from the one with a key on; or None."""
+    def find_range(self, key: Key, count: int, sample: Tensor) -> range | None:
+        """Return which of the batches are `count` consecutive ones; None: they are not all here.
+
+        Args:
+            key: of the first of them.
+            count: how many.
+            sample: (m,) int64 rows that they are made of.
+        """
         first = self.keys.index(key) if key in self.keys else len(self.keys)
         is_here = first + count <= len(self.keys) and torch.equal(self.rows.sample, sample)
         return range(first, first + count) if is_here else None
 
-    def rows_in(self, batches: range) -> tuple[int, int]:
+    def bounds_of_rows(self, batches: range) -> tuple[int, int]:
         """Return the first row of consecutive batches, and the end of their rows."""
         off, clients = self.rows.off, self.clients
         return int(off[batches.start * clients]), int(off[batches.stop * clients])
 
     def slots(self, batches: range) -> np.ndarray:
         """Return the slots (e',) int64 that consecutive batches have drawn, with repetitions."""
-        slot = self.slot[self.around.of_rows(*self.rows_in(batches))]
+        slot = self.slot[self.around.slice_of_rows(*self.bounds_of_rows(batches))]
         return slot[slot >= 0]
 
-    def part(self, batches: range) -> "DrawnBatches":
-        """Return consecutive batches alone."""
-        first, end = self.rows_in(batches)
+    def select(self, batches: range) -> "DrawnBatches":
+        """Return consecutive batches, as if they had been drawn without the others."""
+        first, end = self.bounds_of_rows(batches)
         rows, clients = self.rows, self.clients
         off = rows.off[batches.start * clients : batches.stop * clients + 1] - first
-        part = BatchRows(
+        selected = BatchRows(
             rows.rows[first:end],
             off,
             rows.batch[first:end] - batches.start,
             rows.places[first:end],
             rows.sample,
         )
-        alone, around = (edges.part(first, end) for edges in (self.alone, self.around))
+        alone, around = (edges.select_rows(first, end) for edges in (self.alone, self.around))
         if self.around is self.alone:
             around = alone
-        slot = self.slot[self.around.of_rows(first, end)]
-        return DrawnBatches(self.keys[batches.start : batches.stop], part, alone, around, slot)
+        slot = self.slot[self.around.slice_of_rows(first, end)]
+        return DrawnBatches(self.keys[batches.start : batches.stop], selected, alone, around, slot)
 
 
 def draw_batches(

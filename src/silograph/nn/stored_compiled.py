@@ -3,7 +3,7 @@
 Results are those of `silograph.nn.stored_rows`, from the same batches and draws. While a client
 trains, its weights after the first matrices wait side by side as one field `flat`, and so do their
 moments, so that a call copies nothing but what it changes. `moves/NAME` (U,) or (C, F) bool says
-which rows of a first matrix have moments; those of others may hold anything.
+which rows of a first matrix have moments. The moments of other rows are uninitialized memory.
 
 J: batches. C: clients. b: rows of a batch. e: edges. S: halo slots. W: widths of all stored stages
 together.
@@ -99,10 +99,10 @@ def prepare(
 
 @dataclass(frozen=True, eq=False)
 class TrainingBatches:
-    """J batches with those who send to them.
+    """J batches with their senders, which every call of `train_` on some of them can use again.
 
     Attributes:
-        arrays: as the kernels read them; stored rows, which change, are filled in by `train_`.
+        arrays: as the kernels read them, but for stored rows: they change, and `train_` adds them.
         slots: (h,) int64 slots of the block that send.
         flops: (J, C) float64 operations of each step.
     """
@@ -115,7 +115,7 @@ class TrainingBatches:
 def training_batches(
     model: Staged, block: ClientBlock, known: np.ndarray, drawn: DrawnBatches, share: Tensor
 ) -> TrainingBatches:
-    """Return drawn batches with those who send to them.
+    """Return drawn batches with their senders.
 
     Args:
         model: a shape that is compiled.
@@ -160,7 +160,7 @@ def train_(
     block: ClientBlock,
     fields: TrainingFields,
     batches: TrainingBatches,
-    some: range,
+    batch_range: range,
     stored: StoredRows,
 ) -> np.ndarray:
     """Take a step with every client that has rows in a batch, batch after batch, in place.
@@ -171,7 +171,7 @@ def train_(
         block: C clients.
         fields: of the clients, from `pack_weights`.
         batches: J of them, of clients that have rows in them or not.
-        some: which of them to take.
+        batch_range: which of them to train on.
         stored: rows of others; `own` becomes what entered the stages of the batches' rows.
 
     Returns:
@@ -190,7 +190,7 @@ def train_(
     is_single = len(parts) == 1 and parts[0].is_contiguous()
     no_columns = flat_weights.new_empty(len(block.row_key), 0)
     own_rows = parts[0] if is_single else torch.cat([no_columns, *parts], dim=1)
-    batch_arrays = _with_stored_rows(model, batches, some, own_rows, stored)
+    batch_arrays = _add_stored_rows(model, batches, batch_range, own_rows, stored)
     w, m1, m2 = (_tensors_of_kind(model, fields, kind) for kind in _weight_and_moment_kinds(fields))
     moves = [fields[f"{MOVES}/{name}"].t.reshape(-1).numpy() for name in model.first_maps]
     clients = kernels.TrainingArrays(w, m1, m2, moves[0], moves[-1], fields[STEPS].t.numpy())
@@ -206,9 +206,10 @@ def train_(
         trained = own_rows.split([*_stage_widths(model)], dim=1)
         for number, part in zip(stages, trained, strict=True):
             stored.own[number].copy_(part)
-    off = batch_arrays.off[some.start * block.num_clients : some.stop * block.num_clients + 1]
-    steps = (np.diff(off).reshape(len(some), -1) > 0).sum(0)
-    report_clients(torch.from_numpy(batches.flops[some.start : some.stop].sum(0)))
+    first, end = batch_range.start, batch_range.stop
+    off = batch_arrays.off[first * block.num_clients : end * block.num_clients + 1]
+    steps = (np.diff(off).reshape(len(batch_range), -1) > 0).sum(0)
+    report_clients(torch.from_numpy(batches.flops[first:end].sum(0)))
     report_clients(torch.from_numpy(steps * float(training.step_flops)), Kind.OPTIMIZER)
     return batch_arrays.loss[off[0] : off[-1]]
 
@@ -234,17 +235,22 @@ def check_fields(
     expected = {f"{kind}/{name}": shape for kind in kinds for name, shape in shapes.items()}
     expected |= {f"{MOVES}/{name}": (used,) for name in model.first_maps}
     expected[STEPS] = (clients,)
-    weights, marks = dict[str, Tensor](), dict[str, Tensor]()
+    weights, counters = dict[str, Tensor](), dict[str, Tensor]()
     for name, f in fields.items():
-        (marks if name == STEPS or name.startswith(f"{MOVES}/") else weights)[name] = f.t
+        is_counter = name == STEPS or name.startswith(f"{MOVES}/")
+        (counters if is_counter else weights)[name] = f.t
     shapes_found = {name: tuple(t.flatten(0, -2).shape) for name, t in weights.items()}
-    shapes_found |= {name: tuple(t.reshape(-1).shape) for name, t in marks.items()}
+    shapes_found |= {name: tuple(t.reshape(-1).shape) for name, t in counters.items()}
     misfit = min(
         (n for n in shapes_found.keys() | expected if shapes_found.get(n) != expected.get(n)),
         default="",
     )
     is_mixed = len({t.dtype for t in weights.values()}) > 1
-    if misfit or is_mixed or any(t.dtype is not _dtype_of(name) for name, t in marks.items()):
+    if (
+        misfit
+        or is_mixed
+        or any(t.dtype is not _dtype_of_counter(name) for name, t in counters.items())
+    ):
         raise ProtocolError(
             f"expected clients in training whose {misfit or 'weights'} has shape "
             f"{expected.get(misfit)} and the run's dtype, got {shapes_found.get(misfit)}: they are "
@@ -254,12 +260,14 @@ def check_fields(
 
 @lru_cache(maxsize=64)
 def _kinds_of_moments(optimizer: Optimizer) -> Sequence[str]:
+    """Return the names of an optimizer's moments, with their prefix."""
     moments = {name.partition("/")[0] for name in optimizer.init({"": torch.zeros(1)})}
     return tuple(f"memory/{moment}" for moment in moments if moment != STEPS)
 
 
-def _dtype_of(marks: str) -> torch.dtype:
-    return torch.int64 if marks == STEPS else torch.bool
+def _dtype_of_counter(name: str) -> torch.dtype:
+    """Return the dtype of the steps, or of marks of rows with moments."""
+    return torch.int64 if name == STEPS else torch.bool
 
 
 def check_stored(model: Staged, stored: StoredRows, block: ClientBlock) -> None:
@@ -274,41 +282,49 @@ def check_stored(model: Staged, stored: StoredRows, block: ClientBlock) -> None:
                 )
 
 
-def leaving_first(
+def compute_first_outputs(
     model: Staged, block: ClientBlock, fields: TrainingFields, rows: Tensor, off: Tensor
 ) -> Tensor | None:
-    """Return what leaves the first stage of rows, (b, O), with the bits and the work of torch.
+    """Compute the outputs of the first stage for some rows, (b, O) float32.
 
-    None, torch has to do it: the stage is no plain sum of sparse features, or weights are in
-    float64, whose sums torch adds up in another order.
+    They have the bits of the torch form where torch fuses products and sums as the kernel does.
+    The work reported is that of the torch form.
 
     Args:
         model: a shape that is compiled.
         block: C clients.
         fields: weights of the clients in training, from `pack_weights`.
-        rows: (b,) int64 of the block that are wanted.
-        off: (C + 1,) of each client.
+        rows: (b,) int64 of the block.
+        off: (C + 1,) int64 of them by client.
+
+    Returns:
+        None where only torch can compute them: the stage is no plain sum of sparse features, or
+        weights are in float64, whose sums torch adds up in another order.
     """
+    # 1. What the kernel can compute. Fields of other shapes fail in the torch form, with a message.
     stage, clients, n = model.stages[0], block.num_clients, len(block.row_key)
     is_plain = stage.conv.sums and not stage.skip and not stage.teleport
     if not is_plain or not isinstance(fields[f"weights/{model.first_maps[0]}"], Ragged):
         return None
     data, shape = prepare(model, block, compact=True)
     weights = _tensors_of_kind(model, fields, KINDS[0])
-    first = (int(data.called.used_off[-1]), stage.outputs)
-    fits = weights.first.shape == weights.second.shape == first and len(weights.flat) == clients
-    if not fits or any(part.dtype != np.float32 for part in weights):
+    expected = (int(data.called.used_off[-1]), stage.outputs)
+    is_whole = weights.first.shape == weights.second.shape == expected
+    if not is_whole or len(weights.flat) != clients:
         return None
-    origin, nothing = block.origin, np.empty(0, np.float32)
+    if any(part.dtype != np.float32 for part in weights):
+        return None
+    # 2. The rows, and the scales of their sums.
+    origin, no_scale = block.origin, np.empty(0, np.float32)
     scaled = _scales(origin, surroundings(origin, halo=False), stage.conv)
     assert origin.adj.values is not None  # blocks carry values of the run's dtype
     wanted = WantedRows(
         rows=(rows - block.off[block.client[rows]]).numpy(),
         off=off.numpy(),
         edge=contiguous(origin.adj.values),
-        sender=nothing if scaled.sender is None else scaled.sender,
-        receiver=nothing if scaled.receiver is None else scaled.receiver,
-        itself=nothing if scales_of(stage.conv).own is None else scaled.itself,
+        sender=no_scale if scaled.sender is None else scaled.sender,
+        receiver=no_scale if scaled.receiver is None else scaled.receiver,
+        itself=no_scale if scales_of(stage.conv).own is None else scaled.itself,
         relu=stage.relu,
         mapped=np.empty((n, stage.outputs), np.float32),
         is_mapped=np.zeros(n, np.bool_),
@@ -318,10 +334,11 @@ def leaving_first(
     )
     out = np.empty((len(rows), stage.outputs), np.float32)
 
-    def work_out(begin: int, end: int) -> None:
+    def compute(begin: int, end: int) -> None:
         first_stage(begin, end, data.called, data.rows, data.inputs, shape, wanted, weights, out)
 
-    run_in_threads(block, work_out)
+    run_in_threads(block, compute)
+    # 3. The work, from what the kernel has counted.
     entries, others, other_entries, edges = wanted.counts.T.astype(np.float64)
     scales, counts = scales_of(stage.conv), np.diff(wanted.off)
     products = (1 + stage.conv.rooted) * entries + other_entries + edges
@@ -357,21 +374,23 @@ def _tensors_of_kind(model: Staged, fields: TrainingFields, kind: str) -> kernel
     return kernels.Trained(first[0], first[-1], fields[f"{kind}/{FLAT}"].t.numpy())
 
 
-def _with_stored_rows(
-    model: Staged, batches: TrainingBatches, some: range, own: Tensor, stored: StoredRows
+def _add_stored_rows(
+    model: Staged, batches: TrainingBatches, batch_range: range, own: Tensor, stored: StoredRows
 ) -> kernels.BatchArrays:
-    """Return the batches with stored rows of the block (n, W), and of slots."""
+    """Return batches for the kernel, with stored rows of the block `own` (n, W) and of slots."""
     arrays = batches.arrays
     parts = [stored.halo[number] for number in stored_stages(model) if number in stored.halo]
     if len(parts) == 1 and parts[0].is_contiguous():
         halo, later = parts[0].numpy(), arrays.later
-    else:  # the rows of some slots side by side
-        ends = arrays.later.slot_off[[batch * arrays.clients for batch in (some.start, some.stop)]]
-        slots = torch.from_numpy(batches.slots[ends[0] : ends[1]])
+    else:  # only the slots that these batches read, their stages side by side
+        bounds = np.array([batch_range.start, batch_range.stop]) * arrays.clients
+        first, end = arrays.later.slot_off[bounds]
+        slots = torch.from_numpy(batches.slots[first:end])
         rows = [own.new_empty(len(slots), 0), *(part[slots] for part in parts)]
         halo = torch.cat(rows, dim=1).numpy()
-        later = arrays.later._replace(slot=np.arange(len(batches.slots)) - ends[0])
-    return arrays._replace(begin=some.start, end=some.stop, own=own.numpy(), halo=halo, later=later)
+        later = arrays.later._replace(slot=np.arange(len(batches.slots)) - first)
+    begin, stop = batch_range.start, batch_range.stop
+    return arrays._replace(begin=begin, end=stop, own=own.numpy(), halo=halo, later=later)
 
 
 @dataclass(frozen=True, eq=False)
@@ -411,7 +430,7 @@ def senders_of(
     edges: Edges,
     known: np.ndarray,
 ) -> tuple[kernels.SenderArrays, np.ndarray]:
-    """Return who sends along edges, and the slots (h,) of the block that do.
+    """Return the senders of edges, and the slots (h,) int64 of the block among them.
 
     Slots whose rows have not been received do not send.
 

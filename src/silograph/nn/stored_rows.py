@@ -159,7 +159,7 @@ def batch_pass(
     batch: Batch,
     stored: StoredRows,
     key: Key | None,
-    first: Tensor | None = None,
+    first_outputs: Tensor | None = None,
 ) -> tuple[Tensor, dict[int, Tensor]]:
     """Return logits (b, K) of a batch, and its inputs (b, I) of each of the `stored_stages`.
 
@@ -171,10 +171,10 @@ def batch_pass(
         batch: the rows.
         stored: rows of the others.
         key: key of the dropout draws; None turns dropout off.
-        first: (b, O) what leaves the first stage, if that is worked out already.
+        first_outputs: (b, O) of the first stage, if they are computed already.
     """
     until = len(model.stages)
-    h, entered = _pass_until(model, weights, block, x, batch, stored, key, until, first)
+    h, entered = _pass_until(model, weights, block, x, batch, stored, key, until, first_outputs)
     assert isinstance(h, Tensor)  # at least one stage
     return h, entered
 
@@ -201,15 +201,15 @@ def _pass_until(
     stored: StoredRows,
     key: Key | None,
     until: int,
-    first: Tensor | None = None,
+    first_outputs: Tensor | None = None,
 ) -> tuple[Rows, dict[int, Tensor]]:
     """Pass through the stages before `until`; if it is a stage, note what enters it."""
     stages_stored, entered = stored_stages(model), dict[int, Tensor]()
     h, origin = _select_rows(x, batch.rows, batch.off), None
     row_key = block.row_key[batch.rows]
     for number, stage in enumerate(model.stages):
-        if number == 0 and first is not None:
-            h = first
+        if number == 0 and first_outputs is not None:
+            h = first_outputs
             continue
         senders = batch.later if number else batch.first
         params = {
@@ -304,7 +304,7 @@ def _convolve(
         total = _sum_rows(own_part, _join(parts), off)
         total = total + mapped if gradients(total, mapped) else total.add_(mapped)
     scale = scales.receiver_scale(messages.receiver)
-    s, work = _scale_rows(total, scale, off, own=True), 1 + gradients(z)
+    s, work = _scale_rows(total, scale, off, in_place=True), 1 + gradients(z)
     own_scale = scales.itself(messages.receiver)
     if own_scale is not None:
         report_rows(off, 2 * z.shape[1] * work)
@@ -319,16 +319,17 @@ def _sum_rows(adj: CSR, x: Tensor, off: Tensor) -> Tensor:
 
 
 def _join(parts: list[Tensor]) -> Tensor:
+    """Concatenate parts; a single one is not copied."""
     return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
-def _scale_rows(z: Tensor, scale: Tensor | None, off: Tensor, *, own: bool = False) -> Tensor:
-    """Return scaled rows, and report the work; `own`: in place where no gradient needs them."""
+def _scale_rows(z: Tensor, scale: Tensor | None, off: Tensor, *, in_place: bool = False) -> Tensor:
+    """Return scaled rows, and report the work; `in_place` holds where no gradient needs z."""
     if scale is None:
         return z
-    work = gradients(z)
-    report_rows(off, z.shape[1] * (1 + work))
-    return z.mul_(scale) if own and not work else scale * z
+    num_gradients = gradients(z)
+    report_rows(off, z.shape[1] * (1 + num_gradients))
+    return z.mul_(scale) if in_place and not num_gradients else scale * z
 
 
 def to_send(
@@ -575,7 +576,7 @@ def start_training(
     memory: Mapping[str, Tensor] | None,
     *,
     compact: bool,
-    unread: bool = False,
+    skip_zeros: bool = False,
 ) -> TrainingFields:
     """Return clients before their first step.
 
@@ -586,17 +587,17 @@ def start_training(
         weights: that all start from.
         memory: optimizer state (C, ...) to go on from; None: a fresh one.
         compact: whether first weights may be trained as rows of used features.
-        unread: whether fresh moments of first weights may hold anything, as nothing reads them
-            before it has written them.
+        skip_zeros: leave fresh moments of first weights uninitialized, for kernels that write
+            them before they read them. This saves a pass over the largest tensors.
     """
     fields = start_fields(model, weights, block.num_clients)
     small = compact and memory is None and starts_compact(model, fields, block.x)
     weight_fields = copy_start(model, block, fields, compact=small)
     off = {name: f.off for name, f in weight_fields.items() if isinstance(f, Ragged)}
-    unwritten = model.first_maps if unread and memory is None else ()
+    uninitialized = model.first_maps if skip_zeros and memory is None else ()
     optimizer_state = memory
     if optimizer_state is None:
-        parts = {n: f.t[:0] if n in unwritten else f.t for n, f in weight_fields.items()}
+        parts = {n: f.t[:0] if n in uninitialized else f.t for n, f in weight_fields.items()}
         optimizer_state = training.optimizer.init(parts)
     fields_in_training: TrainingFields = {f"weights/{name}": f for name, f in weight_fields.items()}
     for name, m in optimizer_state.items():
@@ -604,7 +605,7 @@ def start_training(
             weights_name = name.rpartition("/")[2]
             used_off = off.get(weights_name)
             t = m if memory is None else own_copy(m)  # zeros that nobody has written take no memory
-            if weights_name in unwritten:
+            if weights_name in uninitialized:
                 t = torch.empty_like(weight_fields[weights_name].t)
             fields_in_training[f"memory/{name}"] = (
                 Stacked(t) if used_off is None else Ragged(t, used_off)
@@ -699,7 +700,7 @@ def finish_training(
     weights: dict[str, Stacked | Patched] = {}
 
     def path(start: Tensor, steps: int) -> Tensor:
-        """Return rows after steps without data; the start itself, which is not written to."""
+        """Return rows after steps without data; no copy if they stay, as nothing writes to them."""
         if stays_without_data(training, start, steps):
             return start
         return untouched_rows_after(training, start, steps)
