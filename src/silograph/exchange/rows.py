@@ -29,7 +29,7 @@ from silograph.federation.field_specs import (
 from silograph.federation.messages import Empty, to_payload
 from silograph.federation.ops import CallContext, ClientOp, Clients, Exchange, op
 from silograph.federation.program import Call, Either, Maybe, Repeat, Steps
-from silograph.nn.segment import sum_of_rows, sums_of_rows_fit
+from silograph.nn.segment import can_sum_row_runs, sum_row_runs
 
 # --- places --------------------------------------------------------------------------------------
 # Places of rows: how clients count their slots and boundary rows, and how the federation does.
@@ -146,8 +146,8 @@ def relay_sum(
     if plan.is_added is not None:
         values = values[plan.is_added.to(values.device)]
     # One row after the other, in client order: a sum has the same bits on every engine.
-    if sums_of_rows_fit(values):
-        total = sum_of_rows(values, plan.order, plan.starts)
+    if can_sum_row_runs(values):
+        total = sum_row_runs(values, plan.order, plan.starts)
     else:
         total = values.new_zeros(int(plan.off[-1]), values.shape[1])
         total.index_add_(0, plan.place.to(values.device), values)

@@ -899,7 +899,7 @@ def serve(
 def compute_first_outputs(
     clients: FedAISClients, training: Mapping[str, Stacked | Ragged], rows: Tensor, off: Tensor
 ) -> Tensor | None:
-    """Compute the outputs (b, O) of the first stage for rows (b,) by the kernel; None: it cannot."""
+    """Compute the first stage's outputs (b, O) for rows (b,) by the kernel; None: it cannot."""
     if not is_compiled(clients.cfg):
         return None
     from silograph.nn import stored_compiled  # numba takes a while to import

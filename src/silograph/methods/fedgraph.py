@@ -358,11 +358,11 @@ def _keep_edges(
     """Keep edges to rows by chance; return the places of their rows, and their columns, (e,) int64.
 
     Args:
-        adj: (n, s).
-        rows: (r,) int64 of the matrix.
-        hashes: (r,) int64 of the rows' keys and that of the draw.
-        sender_key: (s,) int64.
-        keep: (r,) float64 probability of each row.
+        adj: (n, s) edges, receiver by sender.
+        rows: (r,) int64 that receive.
+        hashes: (r,) int64 of their keys and the key of the draw.
+        sender_key: (s,) int64 keys of the senders.
+        keep: (r,) float64 probability with which each edge of a row is kept.
     """
     indptr = adj.indptr.cpu().numpy()
     first, lengths = indptr[rows], adj.degree.cpu().numpy()[rows]
@@ -371,7 +371,8 @@ def _keep_edges(
     entry = np.arange(len(place)) + np.repeat(first - (ends - lengths), lengths)
     column = adj.indices.cpu().numpy()[entry].astype(np.int64)
     words = mix_words(hashes[place] ^ sender_key[column])
-    chosen = (words * 2.0**-64 + 0.5 <= keep[place]).nonzero()[0]
+    uniform = words * 2.0**-64 + 0.5  # as `uniform_of`
+    chosen = (uniform <= keep[place]).nonzero()[0]
     return place[chosen], column[chosen]
 
 
@@ -390,20 +391,20 @@ def sampled_inputs(
         rows = received.get(number)
         if rows is not None:
             _report_received(stage, rows)
-        messages.append(_messages_with(stage, rows))
+        messages.append(_add_received(stage, rows))
     keys = tuple(block.row_key[stage.input_rows.rows] for stage in stages)
     return Pass(stages[0].features(block), tuple(messages), keys)
 
 
-def _messages_with(stage: SampledStage, received: Tensor | None) -> Messages:
-    """Return the messages of a stage, those of other silos' rows (k, O) included."""
+def _add_received(stage: SampledStage, received: Tensor | None) -> Messages:
+    """Return the messages of a stage, and those of rows (k, O) of other silos, if there are any."""
     if received is None:
         return stage.messages
     return replace(stage.messages, beside=sparse_product(stage.halo_weights, received))
 
 
 def _report_received(stage: SampledStage, received: Tensor) -> None:
-    """Report the work of adding up other silos' rows (k, O)."""
+    """Report the work of summing rows (k, O) of other silos."""
     report_entries(stage.halo_weights.indptr, stage.messages.off, 2 * received.shape[1])
 
 
@@ -961,13 +962,13 @@ def passes_by_halves(cfg: MethodConfig[FedGraphOptions]) -> bool:
 
 @dataclass(frozen=True, eq=False)
 class CachedHalf:
-    """What half a stage of the iteration's pass gives.
+    """The result of half a stage in the pass of an iteration.
 
     Attributes:
         stage: as drawn.
-        received: (k, O) rows of other silos; None: there are none, or it reads none.
-        value: rows times the stage's weight, or (r, O) what leaves the stage.
-        work: of the way forward.
+        received: (k, O) rows of other silos that it has read; None: it has read none.
+        value: of the first half, rows times the stage's weight; of the second, outputs (r, O).
+        work: of the forward pass.
     """
 
     stage: SampledStage
@@ -977,7 +978,10 @@ class CachedHalf:
 
 
 def _cached_halves(clients: FedGraphClients, state: RoundState) -> list[CachedHalf]:
-    """Return the halves that ops of the iteration have computed with these very weights."""
+    """Return the halves that ops of the iteration have computed, in a list that can be extended.
+
+    Weights are compared by identity: halves are dropped before a step changes weights in place.
+    """
     key, weights = step_key(clients, state), [w.t for w in state.weights.values()]
     cached = clients.block.memo.get("fedgraph halves")
     if not isinstance(cached, tuple) or cached[0] != key or not all(map(is_, cached[1], weights)):
@@ -993,14 +997,16 @@ def compute_halves(
     count: int,
     times: int = 1,
 ) -> list[MappedRows | Tensor]:
-    """Return the first halves of the stages of the iteration's pass, two of each stage.
+    """Return the results of the first `count` halves of stages in the pass of the iteration.
+
+    Every stage has two. Those that an earlier op has computed are cached.
 
     Args:
         clients: of a block.
         state: theirs, in an iteration.
         stages: all, as drawn in the iteration.
         count: how many halves.
-        times: how often the work of a half is reported, of received rows once.
+        times: how often the work of a half is reported; that of received rows is reported once.
     """
     cached, received = _cached_halves(clients, state), received_rows(state)
     for place in range(count):
@@ -1011,7 +1017,8 @@ def compute_halves(
                 continue
             del cached[place:]
         with metered(clients.block.num_clients) as meter:
-            value = _half(clients, state, stage, number, cached[-1].value if cached else None, rows)
+            previous = cached[-1].value if cached else None
+            value = _compute_half(clients, state, stage, number, previous, rows)
         cached.append(CachedHalf(stage, rows, value, meter))
     for half in cached[:count]:
         report_meter(half.work, times)
@@ -1020,7 +1027,7 @@ def compute_halves(
     return [half.value for half in cached[:count]]
 
 
-def _half(
+def _compute_half(
     clients: FedGraphClients,
     state: RoundState,
     stage: SampledStage,
@@ -1028,15 +1035,16 @@ def _half(
     previous: MappedRows | Tensor | None,
     received: Tensor | None,
 ) -> MappedRows | Tensor:
-    """Return half a stage of a pass, from the half before it."""
+    """Compute half a stage of a pass from the half before it; arguments as in `CachedHalf`."""
     block, model = clients.block, divisible(clients.cfg.model)
     weights, entering = weights_for_pass(state), stage.input_rows
     if isinstance(previous, MappedRows):
-        return sum_rows(model, number, weights, previous, _messages_with(stage, received))
+        return sum_rows(model, number, weights, previous, _add_received(stage, received))
     x = stage.features(block) if previous is None else previous
     product = None
     if isinstance(x, SparseRows) and hears_others(clients.cfg) and int(state.steps.t[0]) == 0:
-        # All clients have the weights of the server, with which the last scores may have begun.
+        # Before the first step all clients have the server's weights. Where clients hear others,
+        # the latest scores may have multiplied all features with these weights already.
         product = known_product(full_reach(block), weights["0.weight"][0])
         product = None if product is None else product.index_select(0, entering.rows)
     row_key = block.row_key[entering.rows]
@@ -1070,7 +1078,7 @@ def objective(
     """
     cfg, block, key = clients.cfg, clients.block, step_key(clients, state)
     inputs, batch = sampled_inputs(block, stages, received), stages[-1].output_rows
-    losses = _losses(clients, batch, forward_pass(divisible(cfg.model), weights, inputs, key))
+    losses = _batch_losses(clients, batch, forward_pass(divisible(cfg.model), weights, inputs, key))
     nodes = batch.off.diff()
     loss = segment_sum(losses, batch.off) / nodes.clamp(min=1)
     total = loss.sum()
@@ -1083,7 +1091,7 @@ def objective(
     return loss, total
 
 
-def _losses(clients: FedGraphClients, batch: Reached, logits: Tensor) -> Tensor:
+def _batch_losses(clients: FedGraphClients, batch: Reached, logits: Tensor) -> Tensor:
     """Return the loss of every row of the batches (r,), from their logits."""
     return task_of(clients.cfg.model.task).loss(logits, clients.block.y[batch.rows])
 
@@ -1106,7 +1114,7 @@ def _loss_and_gradients(
     logits, batch = outputs[-1].detach().requires_grad_(), stages[-1].output_rows
     nodes = batch.off.diff()
     with torch.enable_grad():
-        losses = _losses(clients, batch, logits)
+        losses = _batch_losses(clients, batch, logits)
     share = (losses.new_ones(len(nodes)) / nodes.clamp(min=1)).repeat_interleave(nodes)
     (grad,) = torch.autograd.grad(losses, logits, share)
     loss = segment_sum(losses.detach(), batch.off) / nodes.clamp(min=1)

@@ -1,10 +1,10 @@
 """Passes along drawn edges through plain convolutions, half a stage at a time, without autograd.
 
-Half a stage is `map_rows`, up to its sum over neighbors, or `sum_rows`, from it on. What the halves
-return can be kept: the next op of a step goes on from there, and `pass_gradients` reads it. All
-values and gradients have the bits that `forward_pass` and autograd give.
+The first half of a stage is `map_rows`, up to its sum over neighbors. The second is `sum_rows`.
+Their results can be cached: the next op of a step continues from them, and `pass_gradients` reads
+them. All values and gradients have the bits of `forward_pass` and autograd.
 
-Halves report the work of the way forward, as forward passes without gradients do.
+Halves report the work of a forward pass without gradients.
 
 C: clients. s, r: rows that enter and leave a stage. I, O: width of its input and output.
 """
@@ -25,9 +25,10 @@ from silograph.nn.segment import product_gradients, segment_sum, sparse_product
 
 
 def is_plain(model: Staged) -> bool:
-    """Return whether this file can pass through a model.
+    """Return whether the functions of this file compute the passes of a model.
 
-    Its convolutions are plain and read nothing but their sums, with ReLU and dropout between them.
+    Its convolutions must be plain ones without root weights, skip connections, teleports or dropout
+    of edges, and features must not be dropped.
     """
     return model.stages[0].drop == 0 and all(
         isinstance(stage.conv, PlainConv)
@@ -41,8 +42,8 @@ class MappedRows:
     """Rows times a stage's weight.
 
     Attributes:
-        x: (s, I) what the weight was multiplied with, after dropout.
-        factor: (s, I) what dropout has multiplied entries by; None: there was none.
+        x: (s, I) the rows, after dropout.
+        factor: (s, I) `dropout_factors` of the rows; None: no dropout.
         z: (s, O) the product.
     """
 
@@ -71,11 +72,11 @@ def map_rows(
         row_key: (s,) int64.
         off: (C + 1,) rows of each client.
         key: of the step.
-        product: (s, O) of sparse x and the weight, where it is known.
+        product: (s, O) of sparse x and the weight, if it is known already.
     """
     stage = model.stages[number]
     if product is not None:
-        assert isinstance(x, SparseRows)  # see above
+        assert isinstance(x, SparseRows)  # see `product`
         report_entries(x.csr.indptr, off, 2 * product.shape[1])
         return MappedRows(x, None, product)
     factor = None
@@ -94,7 +95,7 @@ def sum_rows(
     mapped: MappedRows,
     messages: Messages,
 ) -> Tensor:
-    """Return what leaves a stage, (r, O)."""
+    """Return the outputs (r, O) of a stage, from its `map_rows` and its messages."""
     stage, params = model.stages[number], stage_weights(number, weights)
     s = stage.conv.combine(params, mapped.z, messages)
     out = stage.conv.finish(params, mapped.x, s, messages)
@@ -111,8 +112,8 @@ def pass_gradients(
 ) -> Params:
     """Return the gradients of the weights, (C, ...).
 
-    The work reported is that of autograd: one more product with the weight where rows have a
-    gradient, and for all else as much as the way forward.
+    Only the products for the gradients of rows are reported. The rest of the work is that of the
+    forward pass again, which callers report.
 
     Args:
         model: a plain one.

@@ -49,15 +49,7 @@ def _sparse_times_dense(matrix: CSR, dense: Tensor) -> Tensor:
     if dense.device.type != "cpu":
         return matrix.tensor @ dense
     if dense.dtype is torch.float32 and matrix.nnz:
-        sums: Tensor = torch.embedding_bag(
-            dense.detach().contiguous(),
-            matrix.indices,
-            matrix.indptr,
-            mode=0,  # sums
-            per_sample_weights=matrix.values,
-            include_last_offset=True,
-        )[0]
-        return sums
+        return sum_row_runs(dense.detach(), matrix.indices, matrix.indptr, values)
     if dense.shape[1] < WIDE:
         return matrix.tensor @ dense
     out: Tensor = torch.sparse.mm(matrix.tensor, dense.contiguous(), "sum")
@@ -255,29 +247,36 @@ def segment_bias(x: Tensor, bias: Tensor, off: Tensor) -> Tensor:
 
 def segment_sum(values: Tensor, off: Tensor) -> Tensor:
     """Return the sum of each client's values, (C, ...) from (n, ...)."""
-    if sums_of_rows_fit(values):
-        return sum_of_rows(values, torch.arange(len(values)), off)
+    if can_sum_row_runs(values):
+        return sum_row_runs(values, torch.arange(len(values)), off)
     zeros = values.new_zeros(len(off) - 1, *values.shape[1:])
     return zeros.index_add_(0, owners(off), values)
 
 
-def sums_of_rows_fit(values: Tensor) -> bool:
-    """Return whether `sum_of_rows` can sum such values."""
+def can_sum_row_runs(values: Tensor) -> bool:
+    """Return whether `sum_row_runs` takes such values: a float32 matrix on a CPU, no gradient."""
     is_plain = values.dtype is torch.float32 and values.dim() == 2 and not gradients(values)
     return is_plain and values.is_cpu and len(values) > 0
 
 
-def sum_of_rows(values: Tensor, rows: Tensor, off: Tensor) -> Tensor:
-    """Return sums of runs of rows, one row after the other, (m, D).
+def sum_row_runs(values: Tensor, rows: Tensor, off: Tensor, weight: Tensor | None = None) -> Tensor:
+    """Return the sums of runs of rows, added one after the other, (m, D).
 
-    As sums of embeddings: a third of the time of `index_add_`, to the same bits.
+    They are computed as sums of embeddings. This takes a third of the time of `index_add_` and
+    gives the same bits.
 
     Args:
-        values: (n, D), see `sums_of_rows_fit`.
-        rows: (k,) int64 rows that are summed, run by run.
-        off: (m + 1,) int64 run i has rows off[i]:off[i + 1].
+        values: (n, D), see `can_sum_row_runs`.
+        rows: (k,) int32 or int64 places in `values`, run after run.
+        off: (m + 1,) of the same dtype: run i has rows[off[i]:off[i + 1]].
+        weight: (k,) float32 by which rows are multiplied; None: 1.
     """
     sums: Tensor = torch.embedding_bag(
-        values.contiguous(), rows, off, mode=0, include_last_offset=True
+        values.contiguous(),
+        rows,
+        off,
+        mode=0,  # sums
+        per_sample_weights=weight,
+        include_last_offset=True,
     )[0]
     return sums
