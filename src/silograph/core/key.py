@@ -169,11 +169,14 @@ class Key:
 
 
 def draws_of_keys(keys: Sequence[Key], counts: Sequence[int]) -> np.ndarray:
-    """Return the `Key.draws` of 0, 1, ... of several keys, one key after the other, float64.
+    """Return `Key.draws` of the row keys 0, 1, ... for several keys, one key after the other.
 
     Args:
-        keys: the keys.
-        counts: how many draws of each.
+        keys: K of them.
+        counts: number of draws of each key, (K,).
+
+    Returns:
+        Numbers from [0, 1), (sum of counts,) float64.
     """
     values = np.array([signed(key.value) for key in keys])
     places = np.concatenate([np.arange(count) for count in counts])
@@ -181,7 +184,7 @@ def draws_of_keys(keys: Sequence[Key], counts: Sequence[int]) -> np.ndarray:
 
 
 def _first_draws(words: np.ndarray) -> np.ndarray:
-    """Return the draws of the first column (n,) float64, of row keys that are mixed with a key."""
+    """Return the draws (n,) float64 of the first column, from row keys (n,) XOR the key."""
     words = mix_words(mix_words(words) + signed(GOLDEN))
     return _shift(words, 11).astype(np.float64) * 2.0**-53
 

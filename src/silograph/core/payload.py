@@ -54,8 +54,8 @@ class Ragged:
 
     def is_equal(self, other: "Ragged") -> bool:
         """Return whether both have equal rows of one dtype, and equal runs."""
-        alike = self.t.dtype is other.t.dtype and torch.equal(self.t, other.t)
-        return alike and torch.equal(self.off, other.off)
+        has_equal_rows = self.t.dtype is other.t.dtype and torch.equal(self.t, other.t)
+        return has_equal_rows and torch.equal(self.off, other.off)
 
 
 @dataclass(frozen=True, eq=False)
@@ -186,10 +186,8 @@ def owners(off: Tensor) -> Tensor:
 
 
 def stable_order(values: Tensor) -> Tensor:
-    """Return the order (n,) int64 that sorts values (n,), equal ones as they stand."""
-    if (
-        values.is_cpu
-    ):  # NumPy takes a quarter of the time of torch for values that are almost sorted
+    """Return the order (n,) int64 that sorts values (n,); equal values keep their order."""
+    if values.is_cpu:  # NumPy takes a quarter of torch's time for values that are almost sorted
         return torch.from_numpy(values.numpy().argsort(kind="stable"))
     return values.argsort(stable=True)
 

@@ -85,7 +85,7 @@ class Meter:
         self._spared += flops
 
     def add_meter(self, part: "Meter", times: int) -> None:
-        """Add the work of another meter of the same clients, as often as `times`; not its parts."""
+        """Add `times` times the work of another meter of the same clients, without its parts."""
         self._per_client += times * part._per_client
         self._same_for_all += times * part._same_for_all
         for off, starts, flops in part._runs.values():
@@ -192,7 +192,7 @@ def report_clients(flops: Tensor, kind: Kind | None = None) -> None:
 
 
 def report_meter(part: Meter, times: int) -> None:
-    """Report the work that a meter has counted, as often as `times`; not that of its parts."""
+    """Report `times` times the work that a meter has counted, without that of its parts."""
     meter = _METER.get()
     if meter is not None:
         meter.add_meter(part, times)

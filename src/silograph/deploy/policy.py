@@ -153,13 +153,15 @@ class ProposedRun:
 
 
 def refusal_of(policy: SiloPolicy, run: ProposedRun) -> ConfigError | None:
-    """Return the error for the first rule that a run breaks, and the names of others; or None."""
-    errors = {error.fields["rule"]: error for error in reversed(list(_broken_rules(policy, run)))}
-    if len(errors) < 2:
-        return next(iter(errors.values()), None)
-    *others, first = errors
-    line = f"{errors[first]}; it also breaks {' and '.join(map(str, reversed(others)))}"
-    return reword_error(errors[first], line, ConfigError)
+    """Return the error for the first rule that a run breaks, which names the others; or None."""
+    errors = list(_broken_rules(policy, run))
+    if not errors:
+        return None
+    first, names = errors[0], dict.fromkeys(error.fields["rule"] for error in errors)
+    others = [str(name) for name in names if name != first.fields["rule"]]
+    if not others:
+        return first
+    return reword_error(first, f"{first}; it also breaks {' and '.join(others)}", ConfigError)
 
 
 def _broken_rules(policy: SiloPolicy, run: ProposedRun) -> Iterator[ConfigError]:

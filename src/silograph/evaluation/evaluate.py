@@ -360,7 +360,7 @@ def sum_histograms(
             # In NumPy: torch takes twenty times as long to see whether any of many is not 0. Sums
             # are several times as fast without a change of type, where they cannot overflow.
             table, part = bins.cpu().numpy(), name.removesuffix(HISTOGRAM)
-            # Of counts as unsigned numbers, among which negative ones are the largest.
+            # As unsigned numbers, negative counts are the largest: one maximum bounds both signs.
             unsigned = table.view(f"u{table.itemsize}")
             most = unsigned.reshape(len(table), -1).max(axis=1, initial=0)
             if rules.merges:

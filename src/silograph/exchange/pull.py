@@ -250,6 +250,7 @@ def _fetch(
     The arguments are those of `pull`; `slots`: the replies of `ask`.
     """
     fed, form = call.fed, call.form
+    # All rows go to all slots: it is known beforehand who wants which, and nobody may be away.
     is_plain = form.missing == "fail" and not form.since and not form.some
     if ask is None and is_plain and to in (None, fed.ids):
         return _fetch_all(call, serve)
@@ -279,7 +280,7 @@ def _fetch(
 
 
 def _fetch_all(call: _PullCall, serve: Op) -> dict[str, Field] | None:
-    """Do what `_fetch` does where all clients want the rows of all their slots."""
+    """Return the fields of all boundary rows for all slots; None if no owner has answered."""
     fed, route = call.fed, call.fed.route
     reply = call.make(serve, {}, None, call.what, rows=True)
     if not reply:
@@ -466,7 +467,11 @@ def _common_versions(request: _Request, wanted: Tensor) -> Tensor:
 
 
 def _find_wanted(wanted: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
-    """Return which boundary rows (k,) are among the wanted ones (W,), and where these are."""
+    """Find boundary rows `target` (k,) among the wanted ones (W,), ascending.
+
+    Returns:
+        Which of them are wanted, (k,) bool, and the places of these, (k,) int64; others have any.
+    """
     if not len(wanted):
         return torch.zeros(len(target), dtype=torch.bool), torch.zeros_like(target)
     place = torch.searchsorted(wanted, target).clamp(max=len(wanted) - 1)
@@ -793,8 +798,8 @@ def answer(
         model: whose stages rows enter.
         block: the owners.
         state: theirs.
-        row: (k,) that others want.
-        rows: (k,) int64 the same in the block.
+        row: (k,) int32 boundary rows that others want, as the owners count them.
+        rows: (k,) int64 the same rows in the block.
         small: whether rows are sent as bytes.
     """
     row_off, has = row.off, state.passes.t > 0

@@ -57,7 +57,7 @@ def all_places(off: Tensor, members: Tensor) -> Tensor:
 
 
 def places_in(field: Ragged, off: Tensor, members: Tensor, op: Op) -> Tensor:
-    """Return places in the federation's order of places (k,) that clients name in their own."""
+    """Return the places (k,) int64, as the federation counts, that clients name as they count."""
     own, client = field.t.long().cpu(), members[owners(field.off.cpu())]
     if len(own) and not bool(((own >= 0) & (own < off.diff()[client])).all()):
         raise ProtocolError(f"expected slots that exist from {op.__name__}, got others")
@@ -161,18 +161,18 @@ def relay_sum(
 
 @dataclass(frozen=True, eq=False)
 class _SumPlan:
-    """Which rows of clients are added up to which sums.
+    """Which rows of clients are added up to which of m sums.
 
     Attributes:
-        slots: that the clients have named; None: there is a row for each of all slots.
+        slots: that the clients have named; None: there is a row for each slot.
         num_rows: k, how many rows there must be.
         is_added: (k,) bool which of them are added; None: all are.
-        place: (a,) int64 the sum to which each row is added, in the order of the rows.
-        order: (a,) int64 the rows that are added, sum after sum.
-        starts: (m + 1,) int64 where the rows of each sum begin among these.
+        place: (a,) int64 number of the sum that each added row belongs to.
+        order: (a,) int64 places of the added rows, sorted by their sums.
+        starts: (m + 1,) int64 where the rows of each sum begin in `order`.
         row: (m,) int32 boundary rows of the sums, as their owners count; None: all have a sum.
-        off: sums of each client that takes part.
-        withheld: sums that are not handed on.
+        off: (members + 1,) int64 sums of each client that takes part.
+        withheld: number of sums that are not sent, as too few clients contribute.
     """
 
     slots: Ragged | None
@@ -196,9 +196,10 @@ def _plan_of(
     masked: bool,
     allow_missing: bool,
 ) -> _SumPlan:
-    """Return how the rows in the clients' replies are added up; arguments as of `relay_sum`.
+    """Return how the rows in the clients' replies are added up; arguments are those of `relay_sum`.
 
-    All relays of a step name the same slots, and so the latest plan is kept.
+    The latest plan is cached on the route, as all relays of a step name the same slots. Plans for
+    some of the clients are not cached.
     """
     slots = ragged_field(reply, "slot", send) if "slot" in reply else None
     name, memo = ("sums", slots is None, silos, masked), fed.route.memo
@@ -223,7 +224,8 @@ def _make_plan(
     masked: bool,
     allow_missing: bool,
 ) -> _SumPlan:
-    """Return how rows for slots are added up; see `_plan_of`."""
+    """Work out how rows for slots are added up; arguments are those of `relay_sum`."""
+    # 1. The boundary row that each row of the replies belongs to.
     route, members = fed.route, positions_of(fed.ids, to)
     if slots is not None:
         places = places_in(slots, route.slot_off, members, send)
@@ -233,6 +235,7 @@ def _make_plan(
             present = members[[fed.ids[p] not in fed.away for p in members.tolist()]]
         places = all_places(route.slot_off, present)
     target, own_rows = route.target[places], all_places(route.boundary_off, members)
+    # 2. The boundary rows that get a sum: those of members, of enough silos, and of all if masked.
     is_added = torch.isin(target, own_rows) if to is not None else None
     used = target if is_added is None else target[is_added]
     summed_rows, withheld = own_rows if slots is None else torch.unique(used), 0
@@ -245,6 +248,7 @@ def _make_plan(
     if silos > 1 or (masked and allow_missing):
         is_added = torch.isin(target, summed_rows)
         used = target[is_added]
+    # 3. The sums by owner, and the rows of each sum.
     row, off = None, offsets(route.boundary_off.diff()[members])
     if slots is not None or silos > 1 or masked:
         places, off = by_owner(summed_rows, route.boundary_off, members)

@@ -277,10 +277,10 @@ def file_name(what: str, number: int) -> str:
     return f"{what}-{number:09d}{WHOLE}"
 
 
-def _number(name: str) -> int:
-    """Return the round in the name of a file."""
+def _round_of(name: str) -> int:
+    """Return the round in the name of a file of `_names_by_sort`."""
     match = NAME.fullmatch(name)
-    assert match is not None  # asked of such names
+    assert match is not None
     return int(match[2])
 
 
@@ -316,7 +316,7 @@ class CheckpointFolder:
     @property
     def rounds(self) -> list[int]:
         """The rounds that there are checkpoints of."""
-        return [_number(name) for name in self._names_by_sort()["round"]]
+        return [_round_of(name) for name in self._names_by_sort()["round"]]
 
     def keep_best(self, number: int, weights: Mapping[str, Tensor]) -> None:
         """Write the weights of the best round, once: checkpoints after it need not repeat them.
@@ -348,9 +348,9 @@ class CheckpointFolder:
                 os.unlink(self.path / old)
                 names.remove(old)
         # Between checkpoints lost workers are started from states that are of no checkpoint.
-        rounds = {_number(name) for name in by_sort["round"]}
+        rounds = {_round_of(name) for name in by_sort["round"]}
         for old in by_sort[STATES] if what == "round" else ():
-            if _number(old) not in rounds:
+            if _round_of(old) not in rounds:
                 os.unlink(self.path / old)
 
     def drop_partial(self) -> None:
@@ -360,12 +360,12 @@ class CheckpointFolder:
                 path.unlink()
 
     def _names_by_sort(self) -> dict[str, list[str]]:
-        """Return the names of files by their sort, the latest first."""
+        """Return the names of the files of each sort, of the latest round first."""
         names: dict[str, list[str]] = {"round": [], "best": [], STATES: []}
         for name in os.listdir(self.path) if self.path.is_dir() else ():
             if match := NAME.fullmatch(name):
                 names[match[1]].append(name)
-        return {sort: sorted(each, key=_number, reverse=True) for sort, each in names.items()}
+        return {sort: sorted(each, key=_round_of, reverse=True) for sort, each in names.items()}
 
     def latest(
         self, find_misfit: Callable[[Checkpoint], str | None] = lambda _: None

@@ -245,9 +245,9 @@ class Decoder:
     def start_of(
         self, name: str, reply: Payload, start: Field | None, position: int
     ) -> Tensor | None:
-        """Return what one client has begun with of a field that it sends as it is.
+        """Return the tensor from which one client has started, of a field that it sends whole.
 
-        The arguments are those of `change`. None: that is unknown, or of another shape.
+        The arguments are those of `change`. None: it is unknown, or has another shape.
         """
         old = self.others.get(name) if start is None else only_slice(start)
         if start is None and old is not None and name in self.known:
@@ -255,7 +255,7 @@ class Decoder:
         return None if old is None or old.shape != only_slice(reply[name]).shape else old
 
     def holds_changes(self, name: str, reply: Payload) -> bool:
-        """Return whether a field of a reply holds changes, and not the tensor itself."""
+        """Return whether a field of a reply holds the change of a tensor, not its new values."""
         return name in self.bases or (name in self.shares and self.shares[name] in reply)
 
     def _decode_field(self, name: str, reply: Payload, positions: Tensor) -> Field:

@@ -207,13 +207,9 @@ class Fold:
     def _equal(self, bases: Tensor, other: Tensor) -> np.ndarray:
         """Return which bases (G, R, ...) equal another (R, ...), (G,) bool."""
         if len(bases) == 1 and bases.data_ptr() == other.data_ptr():
-            base = bases[0]
-            if (base.shape, base.stride(), base.dtype) == (
-                other.shape,
-                other.stride(),
-                other.dtype,
-            ):
-                return np.ones(1, bool)  # they are one and the same
+            first, second = ((t.shape, t.stride(), t.dtype) for t in (bases[0], other))
+            if first == second:  # the same memory
+                return np.ones(1, bool)
         if not (self._compiled and bases.dtype is other.dtype and other.dtype in COMPILED):
             # In NumPy: torch takes several times as long to see whether all of many are true.
             same = (bases == other).cpu().numpy().reshape(len(bases), -1)
@@ -352,7 +348,9 @@ def _add_few(total: Tensor, slices: Tensor, around: Tensor | None, factors: Tens
 def _arrays_to_add(
     total: Tensor, slices: Tensor, around: Tensor | None, factors: Tensor
 ) -> tuple[np.ndarray, ...]:
-    """Return the arguments of `add_slices`, which looks at no bounds; sums are the total's memory.
+    """Return the arguments of `add_slices`, which checks no bounds, and which slices have a weight.
+
+    The sums are the total's memory. Without `around` the base is empty, which means 0.
 
     Raises:
         ProtocolError: slices (k, ...) of another shape than the total, or another number of them
@@ -471,8 +469,8 @@ class Reduction:
             if name not in self._by_client:
                 self._by_client[name] = part.new_zeros(self._clients, *part.shape[1:])
             into = self._by_client[name]
-            alike = part.dtype is into.dtype and part.shape == (len(places), *into.shape[1:])
-            if alike and part.is_cpu and into.is_cpu:
+            is_plain = part.is_cpu and into.is_cpu and part.dtype is into.dtype
+            if is_plain and part.shape == (len(places), *into.shape[1:]):
                 # In NumPy: torch takes several times as long for the few numbers of most fields.
                 into.numpy()[places] = part.numpy()
             else:

@@ -107,14 +107,14 @@ def add_slices(
 def measure_change(
     new: np.ndarray, old: np.ndarray, bits: np.ndarray, mask: np.integer[Any]
 ) -> tuple[float, np.integer[Any]]:
-    """Return the sum of squares of the differences of two arrays (n,), and the largest bits.
+    """Return the sum of squares of new - old (n,), and the bits of the largest absolute value.
 
     Args:
-        new: floating point numbers.
-        old: from which they differ.
-        bits: of `new`, as integers.
-        mask: of the bits that count: all but the sign. Then larger integers are farther from 0,
-            infinity is beyond all finite numbers, and NaN beyond infinity.
+        new: (n,) floating point numbers.
+        old: (n,) of the same dtype.
+        bits: the memory of `new` as integers.
+        mask: all bits but the sign. Without the sign, numbers farther from 0 are larger integers,
+            infinity is larger than all finite numbers, and NaN is larger than infinity.
     """
     total, most = 0.0, mask & 0
     for i in range(new.shape[0]):

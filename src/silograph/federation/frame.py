@@ -53,7 +53,7 @@ MAX_DIMENSIONS = 8
 MAX_NAME = 255
 MAX_FIELDS = 4096
 MAX_ELEMENTS = 2**40
-MOST_CACHED = 2**14  # bytes of the heads of a frame that are remembered
+MOST_CACHED = 2**14  # bytes of the longest heads of a frame that are cached
 MAX_FRAME_BYTES = 2**31  # default of the largest frame that is decoded, in bytes
 
 
@@ -144,7 +144,7 @@ def encode(envelope: Envelope, payload: Payload, position: int) -> bytes:
     return b"".join((*head, *buffers))
 
 
-@lru_cache(maxsize=1024)  # they are the same in most rounds
+@lru_cache(maxsize=1024)  # heads are the same in most rounds
 def _pack_head(name: str, form: int, dtype: torch.dtype, shape: tuple[int, ...]) -> bytes:
     """Return the head of a field; raise `FrameError` for one that frames cannot carry."""
     encoded = name.encode()
@@ -236,13 +236,15 @@ def _field(head: _FieldHead, t: Tensor) -> Field:
 
 
 class _Layout(NamedTuple):
+    """The heads of all fields of a frame; `form` is that of `decode_with_form`."""
+
     heads: tuple[_FieldHead, ...]
     size: int  # bytes of all values
     form: tuple[tuple[object, ...], ...]
 
 
 def _read_layout(data: bytes, count: int) -> _Layout:
-    """Return what the heads of all fields say; raise `FrameError` where they say no such thing."""
+    """Parse the heads of `count` fields; raise `FrameError` if that is impossible."""
     reader = _Reader(data)
     heads = tuple(_field_head(reader) for _ in range(count))
     if len({head.name for head in heads}) < count:
@@ -258,7 +260,8 @@ _cached_layout = lru_cache(maxsize=64)(_read_layout)  # heads are the same in mo
 
 
 def _layout(data: memoryview, count: int) -> tuple[_Layout, int]:
-    """Return the layout of the fields whose heads data begin with, and the bytes of the heads."""
+    """Return the layout of `count` fields, whose heads are first in data, and the heads' length."""
+    # Find the end of the heads, which are the key of the cache. Too short data fail when parsed.
     end = 0
     for _ in range(count):
         if end + FIELD.size > len(data):
@@ -285,9 +288,10 @@ def decode(
 def decode_with_form(
     data: bytes | memoryview, max_bytes: int = MAX_FRAME_BYTES
 ) -> tuple[Envelope, dict[str, Field], tuple[tuple[object, ...], ...]]:
-    """Do the same as `decode`, and return names, kinds, dtypes and shapes of the fields as well.
+    """Do the same as `decode`, and also return the name, kind, dtype and shape of every field.
 
-    They are in the order of names, without numbers of rows and of clients.
+    These are sorted by name. Shapes are without the number of rows of a `Ragged` field, and without
+    the first dimension of a `Shared` one: replies of one op to several clients have one form.
     """
     if len(data) > max_bytes:
         raise FrameError(f"expected a frame of at most {max_bytes} bytes, got {len(data)}")

@@ -611,21 +611,21 @@ class ScoredWeights:
         self._trained: set[bytes] = set()
         self._closing: set[bytes] = set()  # that were scored by closing calls only
         self._next: _Scored | None = None  # what the next training has to start from
-        self._key = secrets.token_bytes(16)  # of digests
+        self._key = secrets.token_bytes(16)  # of `digest`
 
     def digest(self, inbox: Mapping[str, Field]) -> bytes | None:
         """Return a digest of the weights in a message; None: it has none.
 
-        It is GMAC (NIST SP 800-38D) under a key that never leaves this object, as the digests do
-        not. So whoever sends weights cannot choose two of one digest, and it takes a fraction of
-        the time of SHA-256, which is in its place where there is no package for it.
+        It is GMAC (NIST SP 800-38D), in a fraction of the time of SHA-256. Its key and the digests
+        never leave this object, so a server cannot construct two models with the same digest.
+        Without the package `cryptography` it is SHA-256.
         """
         weights = {name: field for name, field in inbox.items() if name.startswith(WEIGHTS)}
         if not weights:
             return None
         try:
             from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
-        except ImportError:  # silos have it; sessions without a network need not
+        except ImportError:  # real silos have it; sessions in one process may not
             return digest_of_fields(weights)
         digest = Cipher(algorithms.AES(self._key), modes.GCM(bytes(12))).encryptor()
         for part in _parts_of(weights):
@@ -715,7 +715,7 @@ def digest_of_fields(fields: Mapping[str, Field]) -> bytes:
 
 
 def _parts_of(fields: Mapping[str, Field]) -> Iterator[bytes | memoryview]:
-    """Yield the bytes of fields: of names, dtypes, shapes and values."""
+    """Yield the bytes of fields, sorted by name: name, dtype, shape and values of each tensor."""
     for name in sorted(fields):
         values = fields[name]
         parts = (values.t, values.off) if isinstance(values, Ragged) else (values.t,)

@@ -36,7 +36,8 @@ OF_LABELS: dict[str, dict[str, Any]] = {
     "drawn neighbors": {"method": "fedavg", "neighbors": "fedgrains"},
     "selected clients": {"method": "fedavg", "selector": "harmony"},
 }
-OF_WORDS: dict[str, Any] = {"method": "fedais"}  # a kernel of its own has sparse features only
+# One of its kernels is called only with sparse features, as of words.
+OF_WORDS: dict[str, Any] = {"method": "fedais"}
 OF_RATINGS: dict[str, Any] = {"model": "rating_gcn", "method": "fedavg", "layers": 2}
 
 

@@ -325,8 +325,8 @@ class Answer:
         size: bytes of the frame.
         meter: its work.
         update: see `measure_update`.
-        largest: the largest number of fields by name, as far as it is known; infinite: NaN, or
-            infinity.
+        largest: largest absolute value of fields by name, as far as it is known; infinite if a
+            field has NaN or infinity.
     """
 
     place: int
@@ -378,17 +378,18 @@ def check_work(meter: Meter, seconds: float, most: float | None = None) -> None:
 def measure_update(
     reply: Payload, sent: Payload, reduce: Reduce | None, position: int, *, compiled: bool = False
 ) -> tuple[float | None, dict[str, float]]:
-    """Return the Euclidean norm of what a reply changes of the weights that were sent.
-
-    None where it has no weight in the mean, or its weights answer none of the same message. Of
-    weights that are looked at for it, the largest number is returned as well, by name.
+    """Return the Euclidean norm of the change of weights in a reply, and the largest new weights.
 
     Args:
         reply: one client's.
-        sent: what it answers.
+        sent: the message that it answers.
         reduce: how replies are folded, and read.
         position: of the client in the federation.
         compiled: measure weights with the compiled kernel.
+
+    Returns:
+        The norm; None where the reply has no weight in the mean, or no weights that were sent. The
+        largest absolute value of fields, by name, as far as the kernel has measured them.
     """
     mean, decoder = fold_of(reduce), decoder_of(reduce)
     if isinstance(mean, WeightedMean) and mean.by in reply and not reply[mean.by].t.any():
@@ -400,7 +401,7 @@ def measure_update(
             start = decoder.start_of(name, reply, sent.get(name), position)
             new = only_slice(reply[name])
             if start is not None and start.dtype is new.dtype and new.dtype in BITS:
-                norm, largest[name] = _measure(new, start)
+                norm, largest[name] = _measure_change(new, start)
                 norms.append(norm)
                 continue
         change = decoder.change(name, reply, sent.get(name), position)
@@ -409,17 +410,17 @@ def measure_update(
     return (math.hypot(*norms) if norms else None), largest
 
 
-# Integers of as many bits.
+# Integers with as many bits as floating point numbers.
 BITS: dict[torch.dtype, type[np.int32 | np.int64]] = {
     torch.float32: np.int32,
     torch.float64: np.int64,
 }
 
 
-def _measure(new: Tensor, old: Tensor) -> tuple[float, float]:
-    """Return the norm of what has changed, and the largest new number; see `Answer.largest`.
+def _measure_change(new: Tensor, old: Tensor) -> tuple[float, float]:
+    """Return the norm of new - old, and the largest absolute value of `new` (see `Answer.largest`).
 
-    That is one pass over both, in place of four.
+    The kernel takes one pass over both tensors, where NumPy takes four.
     """
     from silograph.federation.fold_kernel import measure_change
 
@@ -479,7 +480,7 @@ def _sizes(
     Args:
         reply: one client's.
         reduce: how replies are folded, and read.
-        largest: numbers that are known already, see `Answer`.
+        largest: of fields that are measured already, see `Answer`.
     """
     mean = fold_of(reduce)
     averaged, decoder = isinstance(mean, WeightedMean), decoder_of(reduce)
@@ -499,7 +500,7 @@ def _sizes(
 
 
 def _largest_number(t: Tensor) -> float:
-    """Return the largest absolute value of numbers; infinite: NaN, or infinity."""
+    """Return the largest absolute value of numbers; infinity if there is NaN or infinity."""
     values = t.numpy()  # torch takes several times as long for the few numbers of most fields
     low, high = float(values.min()), float(values.max())
     return max(-low, high) if math.isfinite(low) and math.isfinite(high) else math.inf
@@ -513,7 +514,7 @@ def _summable(dtype: torch.dtype) -> float:
 
 
 def _score_sizes(answers: Sequence[Answer], *, rows: bool) -> np.ndarray:
-    """Return the bytes of scores in each answer, (k,) int64; without rows all have as many."""
+    """Return the bytes of scores in each of k answers, (k,) int64; equal if there are no rows."""
     measured = answers if rows else answers[:1]
     sizes = [int(count_sizes(answer.reply, 1)[0]) for answer in measured]
     return np.array(sizes if rows else sizes * len(answers))
@@ -546,7 +547,7 @@ def _complaint_of(error: ProtocolError) -> str | frozenset[str] | None:
 
 
 PAUSE = 0.1  # seconds between two looks at who is back
-READ_TOGETHER = 8  # answers that are awaited before they are read
+READ_TOGETHER = 8  # answers that are waited for before they are decoded and checked
 TRIES = 3  # for how often a round is done again: silos may be gone because of it
 NO_NODES: Mapping[str, Mapping[str, int]] = MappingProxyType({})
 Returned = Callable[[], Mapping[str, Peer]]
@@ -847,8 +848,8 @@ class Session:
     def _longest_replies(
         self, call: Call, inbox: Payload, positions: Tensor
     ) -> Callable[[int], int]:
-        """Return what gives the most bytes of a reply, by the place of the client in the call."""
-        if not call.rows:  # all replies are as long
+        """Return the most bytes that a reply may have, as a function of its place in the call."""
+        if not call.rows:  # then replies of all clients have the same length
             longest = longest_reply(call, {}, self._extents[0])
             return lambda _: longest
 
@@ -1070,8 +1071,8 @@ class Session:
             cause = error.cause if isinstance(error, LostError) else Cause.GARBAGE
             self._drop(peer, envelope.op, str(error), cause)
 
-        # Some are read together: code is in the processor's caches then. Between two waits it is
-        # not, and takes several times as long.
+        # Several answers are waited for, and are then read one after the other. Waiting evicts code
+        # from the processor's caches, and the next read takes several times as long.
         for first in range(0, len(called_peers), READ_TOGETHER):
             bodies: list[tuple[int, Peer, bytes | memoryview]] = []
             for place, peer in called_peers[first : first + READ_TOGETHER]:

@@ -131,7 +131,7 @@ def pack(message: Message, *more: bytes | memoryview) -> bytes:
 
     Args:
         message: with the body, or its beginning.
-        more: the rest of the body: so a long frame is copied once.
+        more: the rest of the body, in parts, so that a long frame is copied only once.
     """
     check_size(message.body, *more)
     head = HEADER.pack(MAGIC, message.type, message.token, message.sequence)

@@ -93,9 +93,9 @@ class Peer:
 
         Args:
             kind: its type.
-            body: of the message, or what stands before its frame.
-            most: bytes that its answer may have.
-            frame: of the message.
+            body: its body, or the part of it before the frame.
+            most: bytes that the answer may have.
+            frame: the last part of the body.
         """
         self._sequence += 1
         self._sent = time.monotonic()

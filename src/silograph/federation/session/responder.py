@@ -428,7 +428,7 @@ class Responder:
         return state_of({name: moved(f, prepared.device) for name, f in state.items()})
 
     def _call(self, call: CallBody) -> tuple[bytes, bytes]:
-        """Run the next call of the program, and return what `_run` does.
+        """Run the next call of the program, and return the answer in two parts, as `_run` does.
 
         Raises:
             ProtocolError: it is not the next one, or not as agreed.
@@ -496,7 +496,7 @@ class Responder:
         """Run an op, check its reply, write it down, and return the answer.
 
         Returns:
-            What stands before the frame, and the frame.
+            The body before the frame, and the frame.
         """
         if envelope.round != self._round:  # the round before is over here
             self._store.remember(self._round, self._state)

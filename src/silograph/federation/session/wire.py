@@ -77,7 +77,7 @@ KEEPALIVE = 5000  # ms between pings, and to wait for the answer
 OPTIONS = [
     ("grpc.max_send_message_length", CHUNK),
     ("grpc.max_receive_message_length", CHUNK),  # longer ones are refused by their first bytes
-    # A message of weights travels in few frames and writes, not in 16 KiB and 64 KiB.
+    # A message of weights then needs few frames and writes; the defaults are 16 KiB and 64 KiB.
     ("grpc.http2.max_frame_size", 2**20),
     ("grpc.http2.write_buffer_size", 2**20),
     ("grpc.compression_enabled_algorithms_bitset", 1),  # none: a few bytes stay a few
