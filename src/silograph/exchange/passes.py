@@ -683,7 +683,7 @@ def cross(
         relayed.append(counts)
 
 
-@lru_cache(maxsize=64)  # as many stages
+@lru_cache(maxsize=64)  # more than the stages of a model
 def _at_stage(number: int) -> AtStage:
     return AtStage(torch.tensor(number, dtype=torch.int32))
 

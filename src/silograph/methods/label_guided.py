@@ -357,12 +357,12 @@ def draw(
 
 @dataclass(frozen=True, eq=False)
 class Sampling:
-    """What the draws of all steps have in common.
+    """What does not change from draw to draw.
 
     Attributes:
         share: (n,) float64 Q.
         draws: (C,) int64 s_i.
-        samplers: of the rows of each client, as it numbers them.
+        samplers: of the rows of each client, as it counts them.
         probability: (n,) float64 p, with which a row is in the sample.
     """
 
@@ -373,7 +373,7 @@ class Sampling:
 
 
 def sampling_of(block: ClientBlock, share: Tensor, draws: Tensor) -> Sampling:
-    """Return what a block draws by, worked out at its first step."""
+    """Return the samplers and probabilities of a block's draws, computed at its first step."""
     cached = block.memo.get("sampling")
     if isinstance(cached, Sampling) and cached.share is share and cached.draws is draws:
         return cached
@@ -388,14 +388,14 @@ def sampling_of(block: ClientBlock, share: Tensor, draws: Tensor) -> Sampling:
 def draw_distinct_rows(
     samplers: Sequence[WeightedSampler], draws: Sequence[int], keys: Sequence[Key]
 ) -> Ragged:
-    """Return the distinct rows of each client that draws with replacement hit, ascending.
+    """Return the distinct rows of each client that are drawn with replacement, ascending.
 
     The draws do not depend on the order of the rows.
 
     Args:
         samplers: of each client's rows.
-        draws: of each client.
-        keys: of each client.
+        draws: number of draws of each client.
+        keys: of the draws of each client.
     """
     # In NumPy, and the random numbers of all clients at once: each has few.
     numbers = np.split(draws_of_keys(keys, draws), np.cumsum(draws)[:-1])

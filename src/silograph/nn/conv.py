@@ -72,6 +72,7 @@ class EdgeDraws:
         return weight * is_kept.to(weight.dtype) * (1 / keep_probability(self.drop))
 
 
+# Scales of senders (s, 1), of receivers (r, 1) and of own rows (r, 1); None: 1, of own rows 0.
 ScaleValues = tuple[Tensor | None, Tensor | None, Tensor | None]
 
 
@@ -97,7 +98,7 @@ class Messages:
         reverse: of messages along the directions of edges, those against them; None: edges have no
             directions.
         operators: matrices that `operator` has built, by convolution.
-        scales: of senders, of receivers and of own rows, by convolution; see `_scales_at`.
+        scales: values that `_cached_scales` has computed, by convolution.
     """
 
     adj: CSR
@@ -275,8 +276,8 @@ def operator(scales: Scales, messages: Messages) -> CSR:
     return messages.operators[scales]
 
 
-def _scales_at(scales: Scales, messages: Messages) -> ScaleValues:
-    """Return the scales (s, 1), (r, 1) and (r, 1) of a sum, worked out once for its messages."""
+def _cached_scales(scales: Scales, messages: Messages) -> ScaleValues:
+    """Return the values of scales for these messages, computed once."""
     if scales not in messages.scales:
         sender, receiver = messages.sender, messages.receiver
         values = scales.sender_scale(sender), scales.receiver_scale(receiver)
@@ -301,6 +302,7 @@ def as_matrix(
         own: (n, 1) weight of a row's own message; None: 0.
     """
     # In NumPy: SciPy's sums and products of matrices take ten times as long for few edges.
+    # 1. Values of the edges.
     size = len(sender)
     post, pre, itself = (
         np.full(size, default) if scale is None else scale[:, 0].double().cpu().numpy()
@@ -313,12 +315,14 @@ def as_matrix(
     row, column = adj.row.cpu().numpy(), adj.indices.cpu().numpy()
     values = post[row] if adj.values is None else post[row] * adj.values.cpu().numpy()
     values *= pre[column]
+    # 2. Own messages, on the diagonal: added to edges that are there, appended where there is none.
     entry, diagonal = row * size + column, np.arange(size) * (size + 1)
     place = np.searchsorted(entry, diagonal)
     is_there = np.append(entry, -1)[place] == diagonal
     values[place[is_there]] += itself[is_there]
     entry = np.concatenate([entry, diagonal[~is_there]])
     values = np.concatenate([values, itself[~is_there]])
+    # 3. In the order of rows and columns, without zeros.
     order = entry.argsort(kind="stable")
     order = order[values[order] != 0]
     row, column = np.divmod(entry[order], max(size, 1))
@@ -333,7 +337,7 @@ def as_matrix(
 
 def propagate(scales: Scales, z: Tensor, messages: Messages) -> Tensor:
     """Return post * (A @ (pre * z) + beside) + own * z, (n, O)."""
-    pre, post, own_scale = _scales_at(scales, messages)
+    pre, post, own_scale = _cached_scales(scales, messages)
     width, passes = z.shape[1], 1 + gradients(z)
     report_entries(messages.adj.indptr, messages.off, 2 * width * passes)
     report_rows(messages.sender_off, width * passes * (pre is not None))
@@ -343,14 +347,14 @@ def propagate(scales: Scales, z: Tensor, messages: Messages) -> Tensor:
         # Scales on both sides are the same up to a factor.
         is_symmetric = messages.symmetric and (pre is None) == (post is None)
         return sparse_product(matrix, z, symmetric=is_symmetric)
-    s = sparse_product(messages.adj, z if pre is None else pre * z)  # then changed in place
+    s = sparse_product(messages.adj, z if pre is None else pre * z)  # new, so changed in place
     s = s if messages.beside is None else s.add_(messages.beside)
     s = s if post is None else s.mul_(post)
     return s if own_scale is None else s.add_(own_scale * messages.own_of(z))
 
 
 def propagate_back(conv: "PlainConv", grad: Tensor, messages: Messages) -> Tensor:
-    """Return the gradient of z (s, O) from that of its sum (r, O) along drawn edges; see `combine`.
+    """Return the gradient of z (s, O) from that of `conv.combine` (r, O), along drawn edges.
 
     The work is not reported.
     """
@@ -358,7 +362,7 @@ def propagate_back(conv: "PlainConv", grad: Tensor, messages: Messages) -> Tenso
     assert own_places is not None  # drawn edges lead to some of the senders
     if not conv.sums:
         return grad.new_zeros(len(messages.sender), grad.shape[1]).index_add_(0, own_places, grad)
-    pre, post, own_scale = _scales_at(scales, messages)
+    pre, post, own_scale = _cached_scales(scales, messages)
     z = sparse_product(messages.adj.transposed, grad if post is None else post * grad)
     z = z if pre is None else z.mul_(pre)
     return z if own_scale is None else z.index_add_(0, own_places, own_scale * grad)

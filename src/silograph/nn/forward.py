@@ -103,9 +103,9 @@ class Pass:
 
 
 def dropout_factors(row_key: Tensor, x: Tensor, drop: float, key: Key) -> Tensor:
-    """Return what dropout multiplies x (n, D) by: 0, or the inverse of the rest's probability."""
+    """Return what dropout multiplies x (n, D) by: 0, or 1 over the probability to keep an entry."""
     is_kept = key.keep(row_key, x.shape[1], drop)
-    # As bytes: torch takes ten times as long to make numbers of bool.
+    # Viewed as bytes: torch takes ten times as long to convert bool.
     return is_kept.view(torch.uint8).to(x.dtype).mul_(1 / keep_probability(drop))
 
 
@@ -236,13 +236,7 @@ def _inputs_after_dropout(
     return after_dropout(model.stages[number], number, x, inputs.row_key[number], off, key)
 
 
-def leave(
-    stage: Stage,
-    out: Tensor,
-    x: Rows,
-    origin: Tensor | None,
-    messages: Messages,
-) -> Tensor:
+def leave(stage: Stage, out: Tensor, x: Rows, origin: Tensor | None, messages: Messages) -> Tensor:
     """Return the outputs of a stage, (r, O).
 
     Args:
@@ -254,7 +248,7 @@ def leave(
     """
     if stage.relu:
         report_rows(messages.off, out.shape[1] * (1 + gradients(out)))
-        # A plain convolution ends with a sum with its bias, in memory that nobody else has.
+        # A plain convolution ends by adding its bias, so `out` is a new tensor and may be changed.
         out = torch.relu_(out) if isinstance(stage.conv, PlainConv) else torch.relu(out)
     if stage.skip:
         assert isinstance(x, Tensor)  # never the first stage

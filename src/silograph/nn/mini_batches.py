@@ -496,7 +496,7 @@ def one_stage(
     column = position.index_select(0, neighbor)
     order = stable_order(drawn.position * len(senders) + column)
     starts = offsets(torch.bincount(drawn.position, minlength=len(rows)))
-    dtype = index_dtype(len(column), len(senders))  # SciPy, which transposes, would copy others
+    dtype = index_dtype(len(column), len(senders))  # that of SciPy, which transposes without a copy
     column, share = column.index_select(0, order).to(dtype), drawn.share.index_select(0, order)
     adj = CSR(starts.to(dtype), column, share, len(senders))
     reached_next = replace(reached, rows=senders, hops=hops, off=off)
@@ -550,7 +550,7 @@ def _both_ways(
 def _new_neighbors(
     block: ClientBlock, rows: Tensor, neighbor: Tensor, more: Tensor | None
 ) -> Tensor:
-    """Return the neighbors, and more rows, that are not among the rows, ascending, each once."""
+    """Return those of the neighbors and of `more` that are not among the rows, ascending, once."""
     is_new = torch.zeros(block.adj.num_rows, dtype=torch.bool, device=rows.device)
     is_new.index_fill_(0, neighbor, True)
     if more is not None:
@@ -587,7 +587,7 @@ class WeightedSampler:
         return self.items[places.to(self.items.device)]
 
     def find(self, numbers: np.ndarray) -> np.ndarray:
-        """Return the places in `items` (k,) int64 that numbers (k,) from [0, 1) draw."""
+        """Return the places in `items`, (k,) int64, for random numbers (k,) from [0, 1)."""
         cumulative = self.cumulative.cpu().numpy()  # few draws cost less in NumPy
         places: np.ndarray = np.searchsorted(cumulative, numbers * cumulative[-1], side="right")
         return places.clip(max=len(cumulative) - 1)

@@ -411,7 +411,7 @@ def before(params: Mapping[str, Tensor], stage_inputs: Inputs) -> Tensor:
 
 
 def known_product(reach: Reach, weight: Tensor) -> Tensor | None:
-    """Return the product z (r, H) that `before` has kept, if it is that of a weight (F, H)."""
+    """Return the product z (r, H) that `before` has cached, if it is that of a weight (F, H)."""
     if not reach.feature_product:
         return None
     (latest, product), bits = reach.feature_product[0], _bits_of(weight)
@@ -422,6 +422,7 @@ def known_product(reach: Reach, weight: Tensor) -> Tensor | None:
 
 
 def _bits_of(weight: Tensor) -> np.ndarray:
+    """Return the bits of a weight as int32, to compare them."""
     bits: np.ndarray = weight.detach().contiguous().view(torch.int32).cpu().numpy()
     return bits
 

@@ -2,8 +2,8 @@
 
 Steps, optimizers and tables are those of `silograph.nn.rating_steps`, products and sums over edges
 torch's. Rows of the table are mapped before users and items sum over them, which is the same. Users
-without training ratings and trust have the same embeddings in every layer, and so have items
-without training ratings: they share one row.
+without training ratings and trust have the same embeddings in every layer, so they share one row.
+So do items without training ratings.
 
 E: users and items. D: distinct ones. O: width of a layer. R: ratings. t: rows of the table.
 """
@@ -55,16 +55,16 @@ def predict(
 
 @dataclass(frozen=True, eq=False)
 class DistinctNodes:
-    """The users and items of one client, one for all that are alike in every layer.
+    """The users and items of one client; those with the same embeddings in every layer are one.
 
     Attributes:
         slot: (D,) int64 row of each in the tables.
         key: (D,) int64 counter of its draws.
         features: (D, 2) sums of transition probabilities, `RatingGraph.gcn_chance`.
         edges: (D, D) weights of the GCN.
-        table_edges: (D, t) the same with rows of the table in place of those who send.
-        user: (R,) int64 user of each rating of the client, among them.
-        item: (R,) int64 its item.
+        table_edges: (D, t) the same edges, whose columns are rows of the table.
+        user: (R,) int64 which of the D is the user of each rating of the client.
+        item: (R,) int64 which is its item.
     """
 
     slot: Tensor
@@ -77,7 +77,7 @@ class DistinctNodes:
 
     @staticmethod
     def of(graph: RatingGraph) -> "DistinctNodes":
-        """Return the distinct users and items: those without edges are alike if their rows are."""
+        """Return the distinct users and items; those without edges are equal if their rows are."""
         count = len(graph.slot)
         label = torch.where(graph.adj.degree > 0, len(graph.key) + torch.arange(count), graph.slot)
         _, first, inverse = np.unique(label.numpy(), return_index=True, return_inverse=True)

@@ -50,8 +50,8 @@ class Reach:
             memory as x itself. Masks of bool would cost 4 % of a round of `label_guided`.
         feature_product: the latest weight (F, H) of the first stage in a pass without dropout, its
             bits as int32, and its product z with the features (r, H); empty before.
-        used_features: see `used_features`; empty before.
-        boundary: latest names of boundary rows, and their positions, see `placed`; empty before.
+        used_features: result of `used_features`; empty before.
+        boundary: latest argument and result of `_boundary_positions`; empty before.
     """
 
     rows: Tensor
@@ -126,7 +126,7 @@ def _build_full_reach(block: ClientBlock) -> Reach:
 
 
 def used_features(x: SparseRows, reach: Reach) -> UsedRows:
-    """Return sparse features (n, F) of the rows that take part, without columns that they lack."""
+    """Return the sparse features x (n, F) of the rows that take part, with used columns only."""
     if len(reach.rows) == x.csr.num_rows:
         return x.used
     if not reach.used_features:
@@ -279,7 +279,7 @@ def edges_among(block: ClientBlock, rows: Tensor) -> CSR:
     if len(rows) == block.adj.num_cols:
         return block.adj
     cached = block.memo.get("edges among")
-    if isinstance(cached, tuple) and torch.equal(cached[0], rows):  # asked for twice in a step
+    if isinstance(cached, tuple) and torch.equal(cached[0], rows):  # two ops of a step need them
         cached_edges: CSR = cached[1]
         return cached_edges
     positions = _positions(rows, block.adj.num_cols)
@@ -444,13 +444,18 @@ def placed(block: ClientBlock, reach: Reach, total: Ragged, row: Ragged | None) 
 
 
 def _boundary_positions(block: ClientBlock, reach: Reach, row: Ragged | None) -> Tensor:
-    """Return where boundary rows, all or those that are named, are among the rows (k,) int64.
+    """Return the positions (k,) int64 of boundary rows among the rows that take part.
+
+    Args:
+        block: C clients.
+        reach: of the pass.
+        row: (k,) boundary rows as clients count them; None: all.
 
     Raises:
         ProtocolError: some do not exist or take no part.
     """
-    for names, position in reach.boundary:
-        if row is names or (row is not None and names is not None and row.is_equal(names)):
+    for latest, position in reach.boundary:
+        if row is latest or (row is not None and latest is not None and row.is_equal(latest)):
             return position
     halo, boundary = block.halo, block.halo.boundary
     if row is not None:

@@ -368,7 +368,7 @@ def _hit_problem(
 
 
 def _with_merged(counts: Mapping[str, np.ndarray], part: str) -> np.ndarray:
-    """Return counts `HITS` (4, C, K + 1) int64 by class, and of all merged classes together."""
+    """Return the counts `HITS` by class and, last, of all merged classes, (4, C, K + 1) int64."""
     clients, classes = counts[f"{part}.{HITS[0]}"].shape
     hits = np.zeros((len(HITS), clients, classes + 1), np.int64)
     for number, name in enumerate(HITS):

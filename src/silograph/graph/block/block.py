@@ -95,8 +95,8 @@ class Route:
         target: (S,) int64 boundary row of every slot, slots and boundary rows in client order.
         slot_off: (C + 1,) int64 slots of each client.
         boundary_off: (C + 1,) int64 boundary rows of each client.
-        memo: cache of values that are computed from the route alone, or that hold only for a tensor
-            kept beside them, which whoever reads them compares first.
+        memo: cache of values that follow from the route, some of them also from tensors that are
+            stored with them. Whoever reads such a value compares these tensors first.
     """
 
     target: Tensor
