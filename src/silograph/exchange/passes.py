@@ -278,7 +278,7 @@ def start_pass(
     views = {name: Stacked(w.expand(num_clients, *w.shape)) for name, w in weights.items()}
     started = replace(rows, weights=views, train=Stacked(request.train.expand(num_clients)))
     reach = reach_of(clients, started)
-    part = block.num_train
+    part = block.num_train  # where all rows take part
     if len(reach.rows) < len(block.row_key):
         part = segment_sum(block.split.train[reach.rows].long(), reach.off)
     counts = TrainingRows(Stacked(part), Stacked(block.num_train))

@@ -470,7 +470,8 @@ def _find_wanted(wanted: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
     """Find boundary rows `target` (k,) among the wanted ones (W,), ascending.
 
     Returns:
-        Which of them are wanted, (k,) bool, and the places of these, (k,) int64; others have any.
+        Which of them are wanted, (k,) bool, and their places, (k,) int64. Places of rows that are
+        not wanted mean nothing.
     """
     if not len(wanted):
         return torch.zeros(len(target), dtype=torch.bool), torch.zeros_like(target)

@@ -291,7 +291,7 @@ def decode_with_form(
     """Do the same as `decode`, and also return the name, kind, dtype and shape of every field.
 
     These are sorted by name. Shapes are without the number of rows of a `Ragged` field, and without
-    the first dimension of a `Shared` one: replies of one op to several clients have one form.
+    the first dimension of a `Shared` one, so that replies of several clients to one op are equal.
     """
     if len(data) > max_bytes:
         raise FrameError(f"expected a frame of at most {max_bytes} bytes, got {len(data)}")

@@ -235,22 +235,19 @@ def check_fields(
     expected = {f"{kind}/{name}": shape for kind in kinds for name, shape in shapes.items()}
     expected |= {f"{MOVES}/{name}": (used,) for name in model.first_maps}
     expected[STEPS] = (clients,)
-    weights, counters = dict[str, Tensor](), dict[str, Tensor]()
+    weights, progress = dict[str, Tensor](), dict[str, Tensor]()
     for name, f in fields.items():
-        is_counter = name == STEPS or name.startswith(f"{MOVES}/")
-        (counters if is_counter else weights)[name] = f.t
+        is_progress = name == STEPS or name.startswith(f"{MOVES}/")
+        (progress if is_progress else weights)[name] = f.t
     shapes_found = {name: tuple(t.flatten(0, -2).shape) for name, t in weights.items()}
-    shapes_found |= {name: tuple(t.reshape(-1).shape) for name, t in counters.items()}
+    shapes_found |= {name: tuple(t.reshape(-1).shape) for name, t in progress.items()}
     misfit = min(
         (n for n in shapes_found.keys() | expected if shapes_found.get(n) != expected.get(n)),
         default="",
     )
     is_mixed = len({t.dtype for t in weights.values()}) > 1
-    if (
-        misfit
-        or is_mixed
-        or any(t.dtype is not _dtype_of_counter(name) for name, t in counters.items())
-    ):
+    is_mixed |= any(t.dtype is not _dtype_of_progress(name) for name, t in progress.items())
+    if misfit or is_mixed:
         raise ProtocolError(
             f"expected clients in training whose {misfit or 'weights'} has shape "
             f"{expected.get(misfit)} and the run's dtype, got {shapes_found.get(misfit)}: they are "
@@ -265,8 +262,8 @@ def _kinds_of_moments(optimizer: Optimizer) -> Sequence[str]:
     return tuple(f"memory/{moment}" for moment in moments if moment != STEPS)
 
 
-def _dtype_of_counter(name: str) -> torch.dtype:
-    """Return the dtype of the steps, or of marks of rows with moments."""
+def _dtype_of_progress(name: str) -> torch.dtype:
+    """Return the dtype of the number of steps, or of which rows have moments."""
     return torch.int64 if name == STEPS else torch.bool
 
 

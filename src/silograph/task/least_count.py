@@ -115,9 +115,7 @@ def limited_sums(rows: JudgedRows) -> dict[str, Tensor]:
             for part, in_part in zip(PARTS, (val, ~val), strict=True)
         }
         return {
-            f"{part}.loss": torch.from_numpy(np.round(total / LOSS_STEP) * LOSS_STEP).to(
-                rows.y.device
-            )
+            f"{part}.loss": _round_to_steps(torch.from_numpy(total), LOSS_STEP).to(rows.y.device)
             for part, total in by_part.items()
         }
     y = rows.y.double()
