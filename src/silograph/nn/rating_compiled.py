@@ -101,7 +101,7 @@ class CompiledPasses:
     def __init__(self, model: RatingModel, block: ClientBlock) -> None:
         self._model, self._block = model, block
         self._graph = graph = rating_graph(block, dtype_of(block))
-        self._nodes = block.once("nodes", DistinctNodes, lambda: DistinctNodes.of(graph))
+        self._nodes = block.once("distinct nodes", DistinctNodes, lambda: DistinctNodes.of(graph))
 
     def gradient(
         self, values: Params, seeds: Tensor, pair: Tensor, key: Key

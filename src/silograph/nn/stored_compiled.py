@@ -246,7 +246,8 @@ def check_fields(
         default="",
     )
     is_mixed = len({t.dtype for t in weights.values()}) > 1
-    is_mixed |= any(t.dtype is not _dtype_of_progress(name) for name, t in progress.items())
+    for name, t in progress.items():
+        is_mixed |= t.dtype is not (torch.int64 if name == STEPS else torch.bool)
     if misfit or is_mixed:
         raise ProtocolError(
             f"expected clients in training whose {misfit or 'weights'} has shape "
@@ -260,11 +261,6 @@ def _kinds_of_moments(optimizer: Optimizer) -> Sequence[str]:
     """Return the names of an optimizer's moments, with their prefix."""
     moments = {name.partition("/")[0] for name in optimizer.init({"": torch.zeros(1)})}
     return tuple(f"memory/{moment}" for moment in moments if moment != STEPS)
-
-
-def _dtype_of_progress(name: str) -> torch.dtype:
-    """Return the dtype of the number of steps, or of which rows have moments."""
-    return torch.int64 if name == STEPS else torch.bool
 
 
 def check_stored(model: Staged, stored: StoredRows, block: ClientBlock) -> None:
