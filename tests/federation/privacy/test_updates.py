@@ -6,7 +6,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
@@ -112,6 +112,7 @@ def test_a_silo_of_two_adds_all_of_the_noise() -> None:
 ADAPTING = dataclasses.replace(PRIVACY, quantile=0.5)
 
 
+@example(np.full((1, 20), 1e308), 1.0)  # whose norm is no finite number
 @given(
     arrays.arrays(
         np.float64,

@@ -108,12 +108,16 @@ def spent_facts(privacy: UpdatePrivacy, releases: Mapping[float, int]) -> dict[s
 
 
 def norms_of(updates: np.ndarray) -> np.ndarray:
-    """Return the Euclidean norms (C, 1) of updates (C, n) float64, infinity for one with NaN."""
+    """Return the Euclidean norms (C, 1) of updates (C, n) float64.
+
+    It is infinity for an update that has NaN, or whose norm is no finite number in float64.
+    """
     finite = np.isfinite(updates).all(1, keepdims=True)
     values = np.where(finite, updates, 0.0)
     largest = np.maximum(np.abs(values).max(1, keepdims=True, initial=0.0), 2.0**-1000)
-    # Divided first, so that neither huge nor tiny values overflow.
-    norms = largest * np.sqrt(np.square(values / largest).sum(1, keepdims=True))
+    # Divided first, so that squares of neither huge nor tiny values overflow.
+    with np.errstate(over="ignore"):
+        norms = largest * np.sqrt(np.square(values / largest).sum(1, keepdims=True))
     return np.where(finite, norms, np.inf)
 
 
