@@ -1,6 +1,7 @@
 """Laws of FedAIS' compiled steps: the results of the torch form, from the same draws."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from copy import deepcopy
 from dataclasses import replace
 from typing import Any
 
@@ -96,6 +97,29 @@ def test_both_backends_do_the_same(
     for name, ours in found[0].items():
         torch.testing.assert_close(found[1][name], ours, rtol=0, atol=1e-10, msg=name)
     assert ledgers[0] == ledgers[1]
+
+
+def test_losses_of_a_round_that_is_done_again_are_weighted_anew(make_graph: MakeGraph) -> None:
+    """The same nodes may be drawn with other probabilities, in a block that has done the round."""
+    cfg = config(options=replace(OPTIONS, unbiased=True, ratio=0.6, halo="none"), backend=COMPILED)
+
+    def third_rounds(factors: Sequence[float]) -> dict[str, Tensor]:
+        """Return what the last of several third rounds leaves, each from the state before it."""
+        block, route, _ = cut_of(make_graph(60), 5, "random")
+        fed, before = play(cfg, block, route, rounds=2, size=5)
+        states, records = deepcopy(fed.states()), fed.ledger.records
+        assert before.weights is not None
+        for factor in factors:
+            fed.restore(2, deepcopy(states), records)
+            fed.start_round(3)
+            weights = {name: factor * w for name, w in before.weights.items()}
+            state, _ = FEDAIS.round(fed, cfg, replace(before, weights=weights), 3, KEY)
+        return fields_of(fed, state)
+
+    for factor in (1.0001, 1.001, 1.01):
+        once = third_rounds([factor])
+        for name, t in third_rounds([1.0, factor]).items():
+            assert torch.equal(once[name], t), name
 
 
 @pytest.mark.parametrize("moved", [None, 0.1])

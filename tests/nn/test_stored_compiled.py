@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from silograph.core.key import Key
-from silograph.core.payload import offsets
+from silograph.core.payload import Stacked, offsets
 from silograph.core.work import metered
 from silograph.exchange.passes import divisible
 from silograph.graph.block.block import ClientBlock, Route
@@ -74,3 +74,18 @@ def test_torch_does_what_kernels_do_not(
             compute_first_outputs(model, block, packed, torch.arange(2), torch.tensor([0, 2, 2]))
             is None
         )
+
+
+def test_weights_of_another_width_do_not_reach_the_kernel(
+    make_graph: Callable[..., Graph], cut_block: Callable[..., tuple[ClientBlock, Route]]
+) -> None:
+    block = cut_block(make_graph(40, sparse=True), 2, dtype=torch.float32)[0]
+    shape = model_of("sage", layers=2)
+    model, training = divisible(shape), Training(shape, Adam(0.01), Schedule(1))
+    weights = shape.init_weights(Key.of(3), torch.float32)
+    held = stored_rows.start_training(model, training, block, weights, None, compact=True)
+    packed = pack_weights(model, held, fresh=True)
+    rows, off = torch.arange(2), torch.tensor([0, 2, 2])
+    assert compute_first_outputs(model, block, packed, rows, off) is not None
+    narrow = {**packed, "weights/flat": Stacked(packed["weights/flat"].t[:, :3].contiguous())}
+    assert compute_first_outputs(model, block, narrow, rows, off) is None

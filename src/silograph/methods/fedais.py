@@ -1090,9 +1090,11 @@ def take_steps_compiled_(
         known = np.ones_like(known)
     else:
         drawn, batch_range = drawn.select(batch_range), range(len(numbers))
+    # A round that is done again may draw the same nodes with other probabilities, and so weights.
+    share = loss_shares(state, drawn.rows, dtype_of(block))
     cached = block.memo.get("batches with senders")
-    if not isinstance(cached, tuple) or cached[0] is not drawn:
-        share = loss_shares(state, drawn.rows, dtype_of(block))
+    is_known = isinstance(cached, tuple) and cached[0] is drawn
+    if not is_known or not torch.equal(torch.from_numpy(cached[1].arrays.share), share):
         cached = drawn, stored_compiled.training_batches(model, block, known, drawn, share)
         block.memo["batches with senders"] = cached
     batches = cached[1]

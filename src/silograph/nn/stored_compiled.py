@@ -226,11 +226,10 @@ def check_fields(
         clients: how many.
         used: rows of the first matrices of all of them.
     """
-    later = [torch.Size(model.weight_shapes[name]).numel() for name in later_names(model.stages)]
     shapes: dict[str, tuple[int, ...]] = {
         n: (used, model.weight_shapes[n][-1]) for n in model.first_maps
     }
-    shapes[FLAT] = (clients, sum(later))
+    shapes[FLAT] = (clients, _size_of_flat(model))
     kinds = [KINDS[0], *_kinds_of_moments(training.optimizer)]
     expected = {f"{kind}/{name}": shape for kind in kinds for name, shape in shapes.items()}
     expected |= {f"{MOVES}/{name}": (used,) for name in model.first_maps}
@@ -254,6 +253,11 @@ def check_fields(
             f"{expected.get(misfit)} and the run's dtype, got {shapes_found.get(misfit)}: they are "
             "of another model, optimizer or block"
         )
+
+
+def _size_of_flat(model: Staged) -> int:
+    """Return the number of a client's weights after the first matrices."""
+    return sum(torch.Size(model.weight_shapes[n]).numel() for n in later_names(model.stages))
 
 
 @lru_cache(maxsize=64)
@@ -303,7 +307,7 @@ def compute_first_outputs(
     weights = _tensors_of_kind(model, fields, KINDS[0])
     expected = (int(data.called.used_off[-1]), stage.outputs)
     is_whole = weights.first.shape == weights.second.shape == expected
-    if not is_whole or len(weights.flat) != clients:
+    if not is_whole or weights.flat.shape != (clients, _size_of_flat(model)):
         return None
     if any(part.dtype != np.float32 for part in weights):
         return None
