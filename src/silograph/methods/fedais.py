@@ -1093,12 +1093,12 @@ def take_steps_compiled_(
     # A round that is done again may draw the same nodes with other probabilities, and so weights.
     share = loss_shares(state, drawn.rows, dtype_of(block))
     cached = block.memo.get("batches with senders")
-    is_known = isinstance(cached, tuple) and cached[0] is drawn
-    if not is_known or not torch.equal(torch.from_numpy(cached[1].arrays.share), share):
-        cached = drawn, stored_compiled.training_batches(model, block, known, drawn, share)
-        block.memo["batches with senders"] = cached
-    batches = cached[1]
-    assert isinstance(batches, stored_compiled.TrainingBatches)
+    batches = cached[1] if isinstance(cached, tuple) and cached[0] is drawn else None
+    if not isinstance(batches, stored_compiled.TrainingBatches) or not np.array_equal(
+        batches.arrays.share, share.numpy()
+    ):
+        batches = stored_compiled.training_batches(model, block, known, drawn, share)
+        block.memo["batches with senders"] = drawn, batches
     # 2. The steps.
     losses = stored_compiled.train_(
         model, cfg.training, block, dict(state.training), batches, batch_range, stored
