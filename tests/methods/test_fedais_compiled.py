@@ -1,5 +1,6 @@
 """Laws of FedAIS' compiled steps: the results of the torch form, from the same draws."""
 
+import math
 from collections.abc import Callable, Sequence
 from copy import deepcopy
 from dataclasses import replace
@@ -120,6 +121,27 @@ def test_losses_of_a_round_that_is_done_again_are_weighted_anew(make_graph: Make
         once = third_rounds([factor])
         for name, t in third_rounds([1.0, factor]).items():
             assert torch.equal(once[name], t), name
+
+
+@pytest.mark.parametrize("decay", [0.0, 5e-4])
+@pytest.mark.parametrize("sparse", [True, False])
+def test_moments_are_not_read_before_they_are_written(
+    make_graph: MakeGraph, monkeypatch: pytest.MonkeyPatch, sparse: bool, decay: float
+) -> None:
+    """Fresh moments of the first weights begin in memory that may hold anything."""
+    cfg = config(optimizer=Adam(0.01, decay), backend=COMPILED)
+    empty_like, found = torch.empty_like, []
+
+    def filled(t: Tensor, **options: Any) -> Tensor:
+        memory = empty_like(t, **options)
+        return memory.fill_(math.nan) if memory.is_floating_point() else memory
+
+    for _ in range(2):
+        block, route, _ = cut_of(make_graph(60, sparse=sparse), 5, "random")
+        found.append(fields_of(*play(cfg, block, route, rounds=2, size=5)))
+        monkeypatch.setattr(torch, "empty_like", filled)
+    for name, t in found[0].items():
+        assert torch.equal(found[1][name], t), name
 
 
 @pytest.mark.parametrize("moved", [None, 0.1])
