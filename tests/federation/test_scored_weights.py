@@ -160,6 +160,6 @@ def test_every_bit_of_the_weights_counts_and_nothing_else() -> None:
         {"weights/w": Ragged(torch.tensor([1.0, 1.0]), off)},
         model(1.0) | {"scale/weights/w": Shared(torch.tensor([1.0]))},
     ]
-    found = {base, *map(at.digest, others)}
-    assert len(found) == 1 + len(others)
+    digests = {base, *map(at.digest, others)}
+    assert len(digests) == 1 + len(others)
     assert at.digest({"train": Shared(torch.tensor(True))}) is None

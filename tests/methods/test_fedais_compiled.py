@@ -130,7 +130,7 @@ def test_moments_are_not_read_before_they_are_written(
 ) -> None:
     """Fresh moments of the first weights begin in memory that may hold anything."""
     cfg = config(optimizer=Adam(0.01, decay), backend=COMPILED)
-    empty_like, found = torch.empty_like, []
+    empty_like, fields = torch.empty_like, []
 
     def filled(t: Tensor, **options: Any) -> Tensor:
         memory = empty_like(t, **options)
@@ -138,10 +138,10 @@ def test_moments_are_not_read_before_they_are_written(
 
     for _ in range(2):
         block, route, _ = cut_of(make_graph(60, sparse=sparse), 5, "random")
-        found.append(fields_of(*play(cfg, block, route, rounds=2, size=5)))
+        fields.append(fields_of(*play(cfg, block, route, rounds=2, size=5)))
         monkeypatch.setattr(torch, "empty_like", filled)
-    for name, t in found[0].items():
-        assert torch.equal(found[1][name], t), name
+    for name, t in fields[0].items():
+        assert torch.equal(fields[1][name], t), name
 
 
 @pytest.mark.parametrize("moved", [None, 0.1])

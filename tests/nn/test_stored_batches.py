@@ -57,10 +57,10 @@ def test_batches_draw_together_what_each_draws_alone(
         2,
     )
     expected_part = draw_batches((alone, around), last, count, keys[1:])
-    found = drawn.select(range(1, 3))
-    assert found.keys == expected_part.keys
-    assert (found.around is found.alone) == (expected_part.around is expected_part.alone)
+    selected = drawn.select(range(1, 3))
+    assert selected.keys == expected_part.keys
+    assert (selected.around is selected.alone) == (expected_part.around is expected_part.alone)
     for of in ("rows", "alone", "around"):
-        for name, t in vars(getattr(found, of)).items():
+        for name, t in vars(getattr(selected, of)).items():
             assert t.tolist() == getattr(getattr(expected_part, of), name).tolist(), (of, name)
-    assert found.slot.tolist() == expected_part.slot.tolist()
+    assert selected.slot.tolist() == expected_part.slot.tolist()

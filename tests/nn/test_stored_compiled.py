@@ -53,9 +53,9 @@ def test_rows_of_owners_are_those_of_torch(
             model, stored_rows.weights_of(held), block, features_for(block, True), batch, stored
         )
     with metered(block.num_clients) as compiled_work:
-        found = compute_first_outputs(model, block, packed, rows, off)
-    assert found is not None
-    torch.testing.assert_close(found, expected[1], rtol=1e-5, atol=1e-6)
+        outputs = compute_first_outputs(model, block, packed, rows, off)
+    assert outputs is not None
+    torch.testing.assert_close(outputs, expected[1], rtol=1e-5, atol=1e-6)
     assert compiled_work.flops.tolist() == work.flops.tolist()
 
 

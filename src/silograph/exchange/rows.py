@@ -203,28 +203,12 @@ def _plan_of(
     """
     slots = ragged_field(reply, "slot", send) if "slot" in reply else None
     name, memo = ("sums", slots is None, silos, masked), fed.route.memo
-    latest = memo.get(name) if to is None and not allow_missing else None
+    is_cached = to is None and not allow_missing
+    latest = memo.get(name) if is_cached else None
     if isinstance(latest, _SumPlan) and (
         slots is None or (latest.slots is not None and slots.is_equal(latest.slots))
     ):
         return latest
-    plan = _make_plan(fed, slots, send, to, silos, masked=masked, allow_missing=allow_missing)
-    if to is None and not allow_missing:
-        memo[name] = plan
-    return plan
-
-
-def _make_plan(
-    fed: Federation,
-    slots: Ragged | None,
-    send: Op,
-    to: Sequence[str] | None,
-    silos: int,
-    *,
-    masked: bool,
-    allow_missing: bool,
-) -> _SumPlan:
-    """Work out how rows for slots are added up; arguments are those of `relay_sum`."""
     # 1. The boundary row that each row of the replies belongs to.
     route, members = fed.route, positions_of(fed.ids, to)
     if slots is not None:
@@ -256,7 +240,10 @@ def _make_plan(
     place = torch.searchsorted(summed_rows, used)
     order = place.sort(stable=True).indices
     starts = offsets(torch.bincount(place, minlength=len(summed_rows)))
-    return _SumPlan(slots, len(target), is_added, place, order, starts, row, off, withheld)
+    plan = _SumPlan(slots, len(target), is_added, place, order, starts, row, off, withheld)
+    if is_cached:
+        memo[name] = plan
+    return plan
 
 
 @dataclass(frozen=True)
